@@ -1,0 +1,83 @@
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= python3
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MODEL  := build/demo-model
+MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson
+PYTEST := $(BIN)/python -m pytest -n 2
+# `make check SUITE=` leaves the tests out.
+SUITE  ?= suite
+
+SOURCES := pyproject.toml meson.build $(shell find src native -type f \
+  \( -name '*.py' -o -name '*.[ch]' -o -name '*.in' -o -name '*.cdef' -o -name meson.build \) \
+  ! -path src/colibri/_build.py)
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed $(MODEL)/config.json ## install, then run a model with room for a quarter of its experts
+	$(BIN)/coli run --model $(MODEL) --expert-slots 25% --max-tokens 64 "The hummingbird is"
+
+test: $(VENV)/.dev native suite ## install what the tests need and run the fast ones
+
+check: $(VENV)/.dev native lint $(SUITE) ## format, lint, types, layers, then the fast tests
+
+native: $(VENV)/.dev ## build the kernels in place (build/meson, linked into src/colibri)
+	@test -f build/meson/build.ninja || $(MESON) setup build/meson
+	@$(MESON) compile -C build/meson
+	@cp build/meson/_build.py src/colibri/_build.py
+	@rm -f src/colibri/_native.abi3.so
+	@! test -f build/meson/native/_native.abi3.so || \
+	  ln -s ../../build/meson/native/_native.abi3.so src/colibri/_native.abi3.so
+
+oracle: $(VENV)-oracle/.installed ## compare the golden files with transformers (installs torch)
+	PYTHONPATH=src $(VENV)-oracle/bin/python tools/make_goldens.py --check
+
+sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan (needs gcc)
+	@test -f build/sanitize/build.ninja || CC=gcc CFLAGS=-fno-sanitize-recover=undefined $(MESON) setup build/sanitize \
+	  --buildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false \
+	  -Dpython.purelibdir=/ -Dpython.platlibdir=/
+	@DESTDIR=$(CURDIR)/build/sanitize/root $(MESON) install -C build/sanitize --quiet
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest tests/kernels -o pythonpath="build/sanitize/root ."
+
+clean: ## remove everything that was built, the virtual environments too
+	rm -rf build dist $(VENV) $(VENV)-oracle src/colibri/_build.py src/colibri/_native*
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests tools native -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lint:
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
+
+suite:
+	$(PYTEST)
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Colibri needs Python 3.11 or newer (Debian 12: apt install python3)."; \
+	  echo "Where it has another name: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "This Python cannot make a virtual environment (Debian: apt install python3-venv)."; exit 1; }
+	$(PYTHON) -m venv $*
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(PIP) install .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) install ".[dev]"
+	@touch $@
+
+$(VENV)-oracle/.installed: pyproject.toml | $(VENV)-oracle/bin/python
+	$(PIP:$(VENV)/%=$(VENV)-oracle/%) install ".[oracle]" torch==2.13.0
+	@touch $@
+
+$(MODEL)/config.json: tools/make_checkpoint.py | $(VENV)/.installed
+	$(BIN)/python tools/make_checkpoint.py $(MODEL)
+
+.NOTPARALLEL:
+.PHONY: help demo test check native oracle sanitize clean lint suite
+.SECONDARY:

@@ -1,0 +1,12 @@
+/* The public face of the library: what cffi compiles against. */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stdint.h>
+
+#include "abi_kernels.cdef"
+#if __has_include("abi_reader.cdef")
+#include "abi_reader.cdef"
+#endif
+
+#endif

@@ -1,0 +1,92 @@
+/* Picks an instruction set's table and passes calls on to it. */
+#include <stddef.h>
+
+#include "kern_table.h"
+
+#ifdef HAVE_ISA_AVX512
+extern const colibri_table colibri_table_avx512;
+static int32_t runs_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
+#ifdef HAVE_ISA_AVX2
+extern const colibri_table colibri_table_avx2;
+static int32_t runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
+#ifdef HAVE_ISA_DOTPROD
+#include <sys/auxv.h>
+extern const colibri_table colibri_table_dotprod;
+static int32_t runs_dotprod(void) { return (getauxval(AT_HWCAP) >> 20 & 1) && (getauxval(AT_HWCAP) >> 10 & 1); } /* ASIMDDP, ASIMDHP */
+#endif
+
+extern const colibri_table colibri_table_generic;
+static int32_t runs_generic(void) { return 1; }
+
+typedef struct {
+    const char *name;
+    const colibri_table *table;
+    int32_t (*runs)(void);
+} isa_entry;
+
+static const isa_entry ISAS[] = { /* the best first */
+#ifdef HAVE_ISA_AVX512
+    {"avx512", &colibri_table_avx512, runs_avx512},
+#endif
+#ifdef HAVE_ISA_AVX2
+    {"avx2", &colibri_table_avx2, runs_avx2},
+#endif
+#ifdef HAVE_ISA_DOTPROD
+    {"dotprod", &colibri_table_dotprod, runs_dotprod},
+#endif
+    {"generic", &colibri_table_generic, runs_generic},
+};
+
+int32_t colibri_abi_version(void) { return COLIBRI_ABI_VERSION; }
+int32_t colibri_num_isas(void) { return (int32_t)(sizeof ISAS / sizeof *ISAS); }
+const char *colibri_isa_name(int32_t index) { return ISAS[index].name; }
+int32_t colibri_isa_runs(int32_t index) { return ISAS[index].runs(); }
+const colibri_table *colibri_isa_table(int32_t index) { return ISAS[index].table; }
+
+int64_t colibri_workspace_nbytes(const colibri_limits *limits) { return colibri_table_generic.workspace_nbytes(limits); }
+
+int32_t colibri_embed(colibri_context *ctx, const colibri_matrix *table, const int32_t *ids, int32_t rows, float *out) {
+    return ctx->table->embed(ctx, table, ids, rows, out);
+}
+
+int32_t colibri_matmul(colibri_context *ctx, const colibri_matrix *m, const float *x, int32_t rows, float *out) {
+    return ctx->table->matmul(ctx, m, x, rows, out);
+}
+
+int32_t colibri_attention_step(colibri_context *ctx, const colibri_attention *layer, float *x, const colibri_batch *batch,
+                               const colibri_kv *kv) {
+    return ctx->table->attention_step(ctx, layer, x, batch, kv);
+}
+
+int32_t colibri_ffn_step(colibri_context *ctx, const colibri_ffn *layer, float *x, int32_t rows) {
+    return ctx->table->ffn_step(ctx, layer, x, rows);
+}
+
+int32_t colibri_route_step(colibri_context *ctx, const colibri_router *layer, const float *x, colibri_routing *routing) {
+    return ctx->table->route_step(ctx, layer, x, routing);
+}
+
+int32_t colibri_moe_step(colibri_context *ctx, const colibri_experts *layer, const colibri_routing *routing, const int32_t *experts,
+                         const int32_t *slots, int32_t num_experts, const colibri_slots *table, colibri_progress *progress, float *y) {
+    return ctx->table->moe_step(ctx, layer, routing, experts, slots, num_experts, table, progress, y);
+}
+
+int32_t colibri_moe_finish(colibri_context *ctx, const colibri_experts *layer, const colibri_routing *routing, float *y, float *x) {
+    return ctx->table->moe_finish(ctx, layer, routing, y, x);
+}
+
+int32_t colibri_head_step(colibri_context *ctx, const colibri_norm *norm, const colibri_matrix *lm_head, const float *x, int32_t rows,
+                          float *out) {
+    return ctx->table->head_step(ctx, norm, lm_head, x, rows, out);
+}
+
+void colibri_exp(const colibri_table *table, const float *x, float *out, int64_t n) { table->exp(x, out, n); }

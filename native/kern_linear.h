@@ -1,0 +1,187 @@
+/* Matrices times rows of tokens: the workspace, the coding of inputs, and panels handed to threads. */
+#ifndef COLIBRI_KERN_LINEAR_H
+#define COLIBRI_KERN_LINEAR_H
+
+#include <stddef.h>
+
+#include "colibri.h"
+#include "kern_coded.h"
+#include "pool.h"
+
+enum { PANEL = 8, MOST_PANELS = 8 /* handed out at once: 64 rows */, LARGEST_GROUP = 128 };
+
+/* A step's memory: bumped within the caller's workspace, or (base NULL) only counted. */
+typedef struct {
+    uint8_t *base;
+    int64_t used, nbytes;
+} bump;
+
+static bump bump_of(const colibri_context *ctx) { return (bump){ctx->workspace, 0, ctx->workspace_nbytes}; }
+
+static int fits(const bump *b) { return b->base && b->used <= b->nbytes; }
+
+static void *take(bump *b, int64_t nbytes) {
+    uint8_t *p = b->base ? b->base + b->used : NULL;
+    b->used += (nbytes + 63) / 64 * 64;
+    return b->used <= b->nbytes ? p : NULL;
+}
+
+static float *take_floats(bump *b, int64_t n) { return take(b, n * 4); }
+
+/* The rows that matrices multiply: floats, and codes for each group size that some matrix needs. */
+typedef struct {
+    const float *x;
+    int64_t width; /* K, and the distance between rows */
+    float top;     /* largest code, 0 for float activations */
+    coded by_group[3];
+} input;
+
+static float top_code(const colibri_context *ctx) {
+    return ctx->activations == COLIBRI_INT16 ? 32767.0f : ctx->activations == COLIBRI_INT8 ? 127.0f : 0.0f;
+}
+
+/* Which codes the matrices need: bit i stands for groups of 32 << i. */
+static int groups_needed(const colibri_context *ctx, const colibri_matrix *const *matrices, int n) {
+    int needed = 0;
+    for (int i = 0; i < n; i++) {
+        if (ctx->activations != COLIBRI_FLOAT32 && is_coded(matrices[i]->format)) needed |= 1 << (matrices[i]->format & 15);
+    }
+    return needed;
+}
+
+static input take_input(bump *b, const float *x, int64_t rows, int64_t width, float top, int needed) {
+    input in = {.x = x, .width = width, .top = top};
+    for (int i = 0; i < 3; i++) {
+        if (!(needed >> i & 1)) continue;
+        const int64_t group = 32ll << i, groups = (width + group - 1) / group;
+        in.by_group[i] = (coded){take(b, rows * groups * group * 2), take(b, rows * groups * 4), take(b, rows * groups * 4), groups};
+    }
+    return in;
+}
+
+/* Codes columns [first, last) of a row; both are multiples of every group in use, or the row's end. */
+static void code_columns(const input *in, int64_t row, int64_t first, int64_t last) {
+    for (int i = 0; i < 3; i++) {
+        const int64_t group = 32ll << i;
+        if (in->by_group[i].codes) {
+            code_row(&in->by_group[i], row, in->x + row * in->width, in->width, group, in->top, first / group, (last + group - 1) / group);
+        }
+    }
+}
+
+typedef struct {
+    const input *in;
+    const float *x;          /* NULL: in->x is already there and is only coded */
+    const colibri_norm *norm;
+    float *out;
+} prepare_job;
+
+static void prepare_rows(void *arg, int64_t begin, int64_t end) {
+    const prepare_job *job = arg;
+    const int64_t width = job->in->width;
+    for (int64_t t = begin; t < end; t++) {
+        if (job->x) rms_norm(job->x + t * width, job->norm->weight, job->norm->eps, width, job->out + t * width);
+        code_columns(job->in, t, 0, width);
+    }
+}
+
+/* Codes all rows of an input. */
+static void code_input(colibri_context *ctx, const input *in, int64_t rows) {
+    prepare_job job = {.in = in};
+    pool_run(ctx->pool, prepare_rows, &job, rows, 1);
+}
+
+/* out = norm(x), which is what `in` reads, and codes it. */
+static void norm_input(colibri_context *ctx, const input *in, const colibri_norm *norm, const float *x, float *out, int64_t rows) {
+    prepare_job job = {in, x, norm, out};
+    pool_run(ctx->pool, prepare_rows, &job, rows, 1);
+}
+
+static inline int64_t panels_of(const colibri_matrix *m) { return (m->rows + PANEL - 1) / PANEL; }
+
+/* out[n][8]: the eight rows (or what is left of the matrix) of panel p times four inputs or fewer; tokens[n] are their rows. */
+static void panel_times(const colibri_matrix *m, int64_t p, const input *in, const int64_t *tokens, int n, float (*out)[8]) {
+    const uint8_t *panel = m->data + p * m->panel_stride;
+    const int64_t left = m->rows - p * PANEL;
+    const int rows = left < PANEL ? (int)left : PANEL;
+    if (!is_coded(m->format)) {
+        const float *x[4];
+        for (int i = 0; i < n; i++) x[i] = in->x + tokens[i] * in->width;
+        float_rows(m->format, panel, (int64_t)m->columns * item_size(m->format), rows, x, n, m->columns, out[0], PANEL);
+    } else if (in->top == 0.0f) {
+        for (int i = 0; i < n; i++) coded_panel_float(m->format, panel, in->x + tokens[i] * in->width, m->columns, out[i]);
+    } else {
+        coded_panel(m->format, panel, &in->by_group[m->format & 15], tokens, n, out);
+    }
+    if (!m->bias) return;
+    for (int i = 0; i < n; i++) {
+        for (int r = 0; r < rows; r++) out[i][r] += m->bias[p * PANEL + r];
+    }
+}
+
+/* Fills four[] with the next tokens from `from` on and returns how many; `list` NULL means token = position. */
+static int four_tokens(const int32_t *list, int64_t from, int64_t num, int64_t *four) {
+    int n = 0;
+    for (; n < 4 && from + n < num; n++) four[n] = list ? list[from + n] : from + n;
+    return n;
+}
+
+enum { STORE, ADD };
+
+/* Several matrices over one input: the panels of all of them are one loop. */
+typedef struct {
+    const input *in;
+    int64_t rows;
+    int num_matrices, add;
+    const colibri_matrix *matrices[3];
+    float *out[3]; /* [rows, matrix rows] */
+} linear_job;
+
+static void linear_panel(const linear_job *job, const colibri_matrix *m, float *out, int64_t p, const int64_t *tokens, int n) {
+    float y[4][8];
+    panel_times(m, p, job->in, tokens, n, y);
+    const int64_t left = m->rows - p * PANEL, rows = left < PANEL ? left : PANEL;
+    for (int i = 0; i < n; i++) {
+        float *to = out + tokens[i] * m->rows + p * PANEL;
+        for (int64_t r = 0; r < rows; r++) to[r] = job->add ? to[r] + y[i][r] : y[i][r];
+    }
+}
+
+static void linear_panels(void *arg, int64_t begin, int64_t end) {
+    const linear_job *job = arg;
+    int64_t tokens[4];
+    for (int64_t t = 0; t < job->rows; t += 4) {
+        const int n = four_tokens(NULL, t, job->rows, tokens);
+        int64_t first = 0;
+        for (int i = 0; i < job->num_matrices; i++) {
+            const int64_t last = first + panels_of(job->matrices[i]);
+            for (int64_t p = begin > first ? begin : first; p < end && p < last; p++) {
+                linear_panel(job, job->matrices[i], job->out[i], p - first, tokens, n);
+            }
+            first = last;
+        }
+    }
+}
+
+static void linear(colibri_context *ctx, linear_job *job) {
+    int64_t panels = 0;
+    for (int i = 0; i < job->num_matrices; i++) panels += panels_of(job->matrices[i]);
+    pool_run(ctx->pool, linear_panels, job, panels, pool_grain(ctx->pool, panels, MOST_PANELS));
+}
+
+/* out = m x, or with `add` out += m x. */
+static void linear_one(colibri_context *ctx, const colibri_matrix *m, const input *in, int64_t rows, float *out, int add) {
+    linear_job job = {in, rows, 1, add, {m}, {out}};
+    linear(ctx, &job);
+}
+
+/* Resident bytes of a matrix whose panels are panel_stride apart. */
+static int64_t matrix_nbytes(const colibri_matrix *m) {
+    const int64_t panels = panels_of(m), K = m->columns;
+    if (panels == 0) return 0;
+    if (!is_coded(m->format)) return (panels - 1) * m->panel_stride + (m->rows - (panels - 1) * PANEL) * K * item_size(m->format);
+    const int64_t group = coded_group(m->format), groups = (K + group - 1) / group;
+    return (panels - 1) * m->panel_stride + groups * PANEL * (2 + group / (is_int4(m->format) ? 2 : 1));
+}
+
+#endif

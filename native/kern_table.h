@@ -1,0 +1,24 @@
+/* What one instruction set's build of kern.c exports. */
+#ifndef COLIBRI_KERN_TABLE_H
+#define COLIBRI_KERN_TABLE_H
+
+#include "colibri.h"
+
+struct colibri_table {
+    int64_t (*workspace_nbytes)(const colibri_limits *);
+    int32_t (*embed)(colibri_context *, const colibri_matrix *, const int32_t *, int32_t, float *);
+    int32_t (*matmul)(colibri_context *, const colibri_matrix *, const float *, int32_t, float *);
+    int32_t (*attention_step)(colibri_context *, const colibri_attention *, float *, const colibri_batch *, const colibri_kv *);
+    int32_t (*ffn_step)(colibri_context *, const colibri_ffn *, float *, int32_t);
+    int32_t (*route_step)(colibri_context *, const colibri_router *, const float *, colibri_routing *);
+    int32_t (*moe_step)(colibri_context *, const colibri_experts *, const colibri_routing *, const int32_t *, const int32_t *, int32_t,
+                        const colibri_slots *, colibri_progress *, float *);
+    int32_t (*moe_finish)(colibri_context *, const colibri_experts *, const colibri_routing *, float *, float *);
+    int32_t (*head_step)(colibri_context *, const colibri_norm *, const colibri_matrix *, const float *, int32_t, float *);
+    void (*exp)(const float *, float *, int64_t);
+};
+
+#define TABLE_NAME_OF(isa) colibri_table_##isa
+#define TABLE_NAME(isa) TABLE_NAME_OF(isa)
+
+#endif

@@ -1,0 +1,172 @@
+/* A thin vector header: sixteen floats (vf16), eight floats (vf8) and eight 32-bit integers (vi8).
+   Each operation gives the same bits in all three spellings; only these lines know an instruction set. */
+#ifndef COLIBRI_KERN_VEC_H
+#define COLIBRI_KERN_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "kern_math.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+typedef __m256 vf8;
+typedef __m256i vi8;
+
+INLINE vf8 vf8_zero(void) { return _mm256_setzero_ps(); }
+INLINE vf8 vf8_set1(float a) { return _mm256_set1_ps(a); }
+INLINE vf8 vf8_mul(vf8 a, vf8 b) { return _mm256_mul_ps(a, b); }
+INLINE vf8 vf8_fma(vf8 a, vf8 b, vf8 c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf8 vf8_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE void vf8_store(float *p, vf8 a) { _mm256_storeu_ps(p, a); }
+
+INLINE vi8 vi8_set1(int32_t a) { return _mm256_set1_epi32(a); }
+INLINE vi8 vi8_load(const void *p) { return _mm256_loadu_si256(p); }
+INLINE vi8 vi8_add(vi8 a, vi8 b) { return _mm256_add_epi32(a, b); }
+INLINE vi8 vi8_and(vi8 a, vi8 b) { return _mm256_and_si256(a, b); }
+INLINE vi8 vi8_shr(vi8 a, int n) { return _mm256_srli_epi32(a, n); } /* 32 bits, zeros in */
+INLINE vi8 vi8_shl(vi8 a, int n) { return _mm256_slli_epi32(a, n); }
+INLINE vi8 vi8_sar(vi8 a, int n) { return _mm256_srai_epi32(a, n); } /* 32 bits, sign in */
+INLINE vi8 vi8_low_bytes(vi8 a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); } /* of 16 bits, signed */
+INLINE vi8 vi8_high_bytes(vi8 a) { return _mm256_srai_epi16(a, 8); }
+INLINE vf8 vi8_float(vi8 a) { return _mm256_cvtepi32_ps(a); }
+
+/* Both 16-bit halves of each lane times the pair at p, added. */
+INLINE vi8 vi8_dot(vi8 a, const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm256_madd_epi16(a, _mm256_set1_epi32(pair));
+}
+
+INLINE float sum_eight(vf8 a) { /* i + (i + 4), then i + (i + 2), then the last two */
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+#else
+
+typedef struct { float f[8]; } vf8;
+typedef struct { int32_t i[8]; } vi8;
+#define EACH8(expression) do { for (int l = 0; l < 8; l++) { expression; } } while (0)
+
+INLINE vf8 vf8_set1(float a) { vf8 r; EACH8(r.f[l] = a); return r; }
+INLINE vf8 vf8_zero(void) { return vf8_set1(0.0f); }
+INLINE vf8 vf8_mul(vf8 a, vf8 b) { EACH8(a.f[l] *= b.f[l]); return a; }
+INLINE vf8 vf8_fma(vf8 a, vf8 b, vf8 c) { EACH8(c.f[l] = __builtin_fmaf(a.f[l], b.f[l], c.f[l])); return c; }
+INLINE vf8 vf8_half(const void *p) {
+    uint16_t h[8];
+    vf8 r;
+    memcpy(h, p, sizeof h);
+    EACH8(r.f[l] = half_to_float(h[l]));
+    return r;
+}
+INLINE void vf8_store(float *p, vf8 a) { memcpy(p, a.f, sizeof a.f); }
+
+INLINE vi8 vi8_set1(int32_t a) { vi8 r; EACH8(r.i[l] = a); return r; }
+INLINE vi8 vi8_load(const void *p) { vi8 r; memcpy(r.i, p, sizeof r.i); return r; }
+INLINE vi8 vi8_add(vi8 a, vi8 b) { EACH8(a.i[l] += b.i[l]); return a; }
+INLINE vi8 vi8_and(vi8 a, vi8 b) { EACH8(a.i[l] &= b.i[l]); return a; }
+INLINE vi8 vi8_shr(vi8 a, int n) { EACH8(a.i[l] = (int32_t)((uint32_t)a.i[l] >> n)); return a; }
+INLINE vi8 vi8_shl(vi8 a, int n) { EACH8(a.i[l] = (int32_t)((uint32_t)a.i[l] << n)); return a; }
+INLINE vi8 vi8_sar(vi8 a, int n) { EACH8(a.i[l] >>= n); return a; }
+INLINE int32_t pair16(int32_t low, int32_t high) { return (int32_t)(((uint32_t)low & 0xffff) | (uint32_t)high << 16); }
+INLINE vi8 vi8_low_bytes(vi8 a) { EACH8(a.i[l] = pair16((int8_t)a.i[l], (int8_t)(a.i[l] >> 16))); return a; }
+INLINE vi8 vi8_high_bytes(vi8 a) { EACH8(a.i[l] = pair16((int8_t)(a.i[l] >> 8), (int8_t)(a.i[l] >> 24))); return a; }
+INLINE vf8 vi8_float(vi8 a) { vf8 r; EACH8(r.f[l] = (float)a.i[l]); return r; }
+INLINE vi8 vi8_dot(vi8 a, const int16_t *p) { EACH8(a.i[l] = (int16_t)a.i[l] * p[0] + (a.i[l] >> 16) * p[1]); return a; }
+
+INLINE float sum_eight(vf8 a) {
+    for (int n = 4; n > 0; n /= 2) {
+        for (int l = 0; l < n; l++) a.f[l] += a.f[l + n];
+    }
+    return a.f[0];
+}
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+typedef __m512 vf16;
+
+INLINE vf16 vf16_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf16 vf16_set1(float a) { return _mm512_set1_ps(a); }
+INLINE vf16 vf16_f32(const void *p) { return _mm512_loadu_ps(p); }
+INLINE vf16 vf16_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE vf16 vf16_bf16(const void *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+INLINE vf16 vf16_add(vf16 a, vf16 b) { return _mm512_add_ps(a, b); }
+INLINE vf16 vf16_mul(vf16 a, vf16 b) { return _mm512_mul_ps(a, b); }
+INLINE vf16 vf16_fma(vf16 a, vf16 b, vf16 c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE void vf16_store(float *p, vf16 a) { _mm512_storeu_ps(p, a); }
+INLINE float vf16_sum(vf16 a) { return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+typedef struct { __m256 a, b; } vf16;
+
+INLINE vf16 vf16_set1(float a) { return (vf16){_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+INLINE vf16 vf16_zero(void) { return vf16_set1(0.0f); }
+INLINE vf16 vf16_f32(const void *p) {
+    return (vf16){_mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)((const char *)p + 32))};
+}
+INLINE vf16 vf16_f16(const void *p) { return (vf16){vf8_half(p), vf8_half((const char *)p + 16)}; }
+INLINE __m256 eight_bf16(const void *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+INLINE vf16 vf16_bf16(const void *p) { return (vf16){eight_bf16(p), eight_bf16((const char *)p + 16)}; }
+INLINE vf16 vf16_add(vf16 x, vf16 y) { return (vf16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+INLINE vf16 vf16_mul(vf16 x, vf16 y) { return (vf16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE vf16 vf16_fma(vf16 x, vf16 y, vf16 z) { return (vf16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE void vf16_store(float *p, vf16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
+
+#else
+typedef struct { float f[16]; } vf16;
+#define EACH16(expression) do { for (int l = 0; l < 16; l++) { expression; } } while (0)
+
+INLINE vf16 vf16_set1(float a) { vf16 r; EACH16(r.f[l] = a); return r; }
+INLINE vf16 vf16_zero(void) { return vf16_set1(0.0f); }
+INLINE vf16 vf16_f32(const void *p) { vf16 r; memcpy(r.f, p, sizeof r.f); return r; }
+INLINE vf16 vf16_f16(const void *p) {
+    uint16_t h[16];
+    vf16 r;
+    memcpy(h, p, sizeof h);
+    EACH16(r.f[l] = half_to_float(h[l]));
+    return r;
+}
+INLINE vf16 vf16_bf16(const void *p) {
+    uint16_t h[16];
+    vf16 r;
+    memcpy(h, p, sizeof h);
+    EACH16(r.f[l] = bf16_to_float(h[l]));
+    return r;
+}
+INLINE vf16 vf16_add(vf16 a, vf16 b) { EACH16(a.f[l] += b.f[l]); return a; }
+INLINE vf16 vf16_mul(vf16 a, vf16 b) { EACH16(a.f[l] *= b.f[l]); return a; }
+INLINE vf16 vf16_fma(vf16 a, vf16 b, vf16 c) { EACH16(c.f[l] = __builtin_fmaf(a.f[l], b.f[l], c.f[l])); return c; }
+INLINE void vf16_store(float *p, vf16 a) { memcpy(p, a.f, sizeof a.f); }
+INLINE float vf16_sum(vf16 a) {
+    vf8 r;
+    EACH8(r.f[l] = a.f[l] + a.f[l + 8]);
+    return sum_eight(r);
+}
+#endif
+
+enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_CODE = 16, INT4_CODE = 32 }; /* Format.code; coded: + index of the group */
+
+INLINE int item_size(int format) { return format == F32_CODE ? 4 : 2; }
+
+INLINE vf16 vf16_load(int format, const void *p) {
+    return format == F32_CODE ? vf16_f32(p) : format == F16_CODE ? vf16_f16(p) : vf16_bf16(p);
+}
+
+/* The first n < 16 items at p, then zeros. */
+INLINE vf16 vf16_head(int format, const void *p, int n) {
+    uint8_t items[64] = {0};
+    memcpy(items, p, (size_t)n * (size_t)item_size(format));
+    return vf16_load(format, items);
+}
+
+#endif

@@ -1,0 +1,278 @@
+"""Writes a container: one expert in memory at a time, and nothing looks complete before it is.
+
+Files are written under `.part` names and renamed once they are on the disk. What is finished is
+kept in a progress file, so that a writer of the same source goes on where a killed one stopped;
+`colibri.json` comes last. The form of a container is described in `container`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.checkpoint.container_manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    checksum_tensor,
+    dense_from_json,
+    dense_json,
+    expert_tensor,
+    layer_file,
+)
+from colibri.checkpoint.container_progress import Progress
+from colibri.checkpoint.crc32c import crc32c
+from colibri.checkpoint.experts import PAGE
+from colibri.checkpoint.record import RecordLayout
+from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, encode_header, write_json
+from colibri.errors import CheckpointError
+from colibri.formats import Bytes, FloatFormat, Floats, Format
+from colibri.units import format_bytes
+
+_DENSE_FILE_BYTES = 5_000_000_000
+# A dense file's tensors are not known when it is begun: its header gets this much room.
+_DENSE_HEADER_ROOM = 64 << 10
+_HEADER_MARGIN = 4096
+
+
+@dataclass(slots=True)
+class _File:
+    """A safetensors file being written under its `.part` name; its header is written at the end."""
+
+    path: Path
+    start: int
+    out: BinaryIO
+    entries: list[Entry] = field(default_factory=list)
+    nbytes: int = 0
+    header_nbytes: int = 0
+
+    @classmethod
+    def create(cls, path: Path, start: int) -> _File:
+        """Begin a file whose data starts at byte `start`."""
+        out = path.with_name(path.name + ".part").open("wb")
+        out.seek(start)
+        return cls(path, start, out)
+
+    def add(self, entry: Entry, data: Bytes) -> None:
+        """Append a tensor."""
+        if data.nbytes != entry.nbytes:
+            raise ValueError(f"{entry.name} has {data.nbytes} bytes, not {entry.nbytes}")
+        self.out.write(np.ascontiguousarray(data).data)
+        self.entries.append(entry)
+        self.nbytes += entry.nbytes
+        self.header_nbytes += len(entry.name) + 120  # an upper bound of its JSON
+
+    def close(self) -> dict[str, Any]:
+        """Write the header, flush to the disk, rename; returns size and hash."""
+        header = encode_header(self.entries, align=PAGE, room=self.start)
+        assert len(header) == self.start, "the header has outgrown its room"
+        self.out.seek(0)
+        self.out.write(header)
+        self.out.flush()
+        os.fsync(self.out.fileno())
+        self.out.close()
+        self.out_path.rename(self.path)
+        return FileRecord.of(self.path).to_json()
+
+    def discard(self) -> None:
+        """Give the file up."""
+        self.out.close()
+        self.out_path.unlink(missing_ok=True)
+
+    @property
+    def out_path(self) -> Path:
+        """Where the bytes are until `close`."""
+        return self.path.with_name(self.path.name + ".part")
+
+
+class LayerWriter:
+    """The experts of one layer, to be added in ascending order."""
+
+    def __init__(self, file: _File, layer: int, layout: RecordLayout) -> None:
+        self.layout = layout
+        self.checksums: list[int] = []
+        self._file, self._layer = file, layer
+
+    def add(self, expert: int, gate: Floats, up: Floats, down: Floats) -> None:
+        """Round and append an expert: gate and up `[F, D]`, down `[D, F]`.
+
+        Raises:
+            NumericsError: a weight is not finite and the format has no code for it.
+        """
+        parts = zip(self.layout.parts, (gate, up, down), strict=True)
+        self.add_resident(expert, *(_resident(matrix, part.format) for part, matrix in parts))
+
+    def add_resident(self, expert: int, *parts: Bytes) -> None:
+        """Append an expert whose gate, up and down are coded and packed already."""
+        if expert != len(self.checksums):
+            raise ValueError(f"expert {expert} follows {len(self.checksums) - 1}: not ascending")
+        gate, up, down = parts
+        record = self.layout.assemble(gate, up, down)
+        self.checksums.append(crc32c(record))
+        self._file.add(_record_entry(self._layer, expert, record.nbytes), record)
+
+
+class ContainerWriter:
+    """Writes one container; see the module for what a kill leaves behind.
+
+    Args:
+        directory: made if need be; empty, or left by a killed writer of the same `source`.
+        family: the model_type of the configuration.
+        source: what is written and how, in names and text.
+        revision: what else tells this source from another; it is not recorded in the container.
+            A writer that resumes must be given the same family, source and revision.
+
+    Raises:
+        CheckpointError: the directory holds anything else.
+    """
+
+    def __init__(
+        self, directory: Path, *, family: str, source: Mapping[str, str], revision: str = ""
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._progress = Progress.begin(
+            directory, {"family": family, "source": dict(source), "revision": revision}
+        )
+        self._dense: _File | None = None
+        self._dense_info: dict[str, Any] = {}
+
+    def has_layer(self, layer: int, num_experts: int, layout: RecordLayout) -> bool:
+        """Whether an earlier writer finished this layer in this form."""
+        done = self._progress.files.get(layer_file(layer), {})
+        wanted = {"parts": layout.to_json(), "num_experts": num_experts}
+        return bool(done) and all(done[key] == value for key, value in wanted.items())
+
+    @contextmanager
+    def layer(self, layer: int, num_experts: int, layout: RecordLayout) -> Iterator[LayerWriter]:
+        """Write one MoE layer; every expert must have been added when the block ends."""
+        entries = [_record_entry(layer, expert, layout.nbytes) for expert in range(num_experts)]
+        start = len(encode_header(entries, align=PAGE))
+        file = _File.create(self.directory / layer_file(layer), start)
+        writer = LayerWriter(file, layer, layout)
+        try:
+            yield writer
+            if len(writer.checksums) != num_experts:
+                added = len(writer.checksums)
+                raise ValueError(f"layer {layer}: {added} of {num_experts} experts were added")
+        except BaseException:
+            file.discard()
+            raise
+        about = {"layer": layer, "num_experts": num_experts, "parts": layout.to_json()}
+        self._progress.add(file.path, file.close() | about | {"crc32c": writer.checksums})
+
+    def has_dense(self, name: str) -> bool:
+        """Whether an earlier writer, or this one, has written this tensor."""
+        return name in self._dense_info or name in self._progress.dense()
+
+    def dense(self, name: str, values: NDArray[np.float32], fmt: Format) -> None:
+        """Round and append a resident tensor; coded formats take matrices `[N, K]` only."""
+        if fmt.is_coded:
+            data = _resident(values, fmt)
+        else:
+            assert isinstance(fmt, FloatFormat)
+            items = np.ascontiguousarray(fmt.from_float32(values))
+            data = items.reshape(-1).view(np.uint8)
+        self.dense_resident(name, data, fmt, values.shape)
+
+    def dense_resident(self, name: str, data: Bytes, fmt: Format, shape: Sequence[int]) -> None:
+        """Append a tensor whose bytes are resident already: a coded matrix, or plain floats."""
+        if self.has_dense(name):
+            raise ValueError(f"{name} was written before")
+        self._make_room(name, data.nbytes)
+        if self._dense is None:
+            self._dense = _File.create(self._progress.next_dense(), _DENSE_HEADER_ROOM)
+        self._dense.add(_dense_entry(name, fmt, shape, data.nbytes), data)
+        self._dense_info[name] = dense_json(fmt, shape)
+
+    def finish(self, config: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+        """Write what is open, config.json and checksums, copy `files`, then make it a container."""
+        self._close_dense()
+        checksums = self._write_checksums()
+        write_json(self.directory / "config.json", dict(config))
+        for path in files:
+            shutil.copyfile(path, self.directory / path.name)
+        write_json(self.directory / MANIFEST, self._manifest(checksums).to_json())
+        self._progress.end()
+
+    def _make_room(self, name: str, nbytes: int) -> None:
+        """End the current dense file where this tensor no longer fits in."""
+        file = self._dense
+        if file is None:
+            return
+        header_room = file.start - _HEADER_MARGIN - len(name)
+        if file.nbytes + nbytes > _DENSE_FILE_BYTES or file.header_nbytes > header_room:
+            self._close_dense()
+
+    def _close_dense(self) -> None:
+        if self._dense is not None:
+            self._progress.add(self._dense.path, self._dense.close() | {"dense": self._dense_info})
+            self._dense, self._dense_info = None, {}
+
+    def _write_checksums(self) -> dict[str, Any]:
+        """The checksum tables, in a file that no progress remembers: they must fit the layers."""
+        tables = {
+            done["layer"]: np.asarray(done["crc32c"], "<u4") for done in self._progress.layers()
+        }
+        if not tables:
+            return {}
+        entries = [
+            Entry(checksum_tensor(layer), "U32", table.shape, table.nbytes)
+            for layer, table in tables.items()
+        ]
+        start = len(encode_header(entries, align=PAGE))
+        file = _File.create(self._progress.next_dense(), start)
+        for entry, table in zip(entries, tables.values(), strict=True):
+            file.add(entry, table.view(np.uint8))
+        return {file.path.name: file.close()}
+
+    def _manifest(self, checksums: Mapping[str, Any]) -> Manifest:
+        """`colibri.json`."""
+        layers, files = self._progress.layers(), self._progress.files | dict(checksums)
+        return Manifest(
+            family=self._progress.identity["family"],
+            source=self._progress.identity["source"],
+            num_experts={done["layer"]: done["num_experts"] for done in layers},
+            layouts={done["layer"]: RecordLayout.from_json(done["parts"]) for done in layers},
+            dense={name: dense_from_json(about) for name, about in self._progress.dense().items()},
+            files={name: FileRecord(f["bytes"], f["sha256"]) for name, f in files.items()},
+        )
+
+
+def _record_entry(layer: int, expert: int, nbytes: int) -> Entry:
+    return Entry(expert_tensor(layer, expert), "U8", (nbytes,), nbytes)
+
+
+def _dense_entry(name: str, fmt: Format, shape: Sequence[int], nbytes: int) -> Entry:
+    if fmt.is_coded:
+        return Entry(name, "U8", (nbytes,), nbytes)
+    return Entry(name, DTYPE_OF_FORMAT[fmt.name], tuple(shape), nbytes)
+
+
+def _resident(matrix: Floats, fmt: Format) -> Bytes:
+    """A matrix rounded and packed."""
+    rows, columns = matrix.shape
+    return fmt.pack(fmt.encode(matrix), (rows, columns))
+
+
+def require_free(directory: Path, nbytes: int) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    Raises:
+        CheckpointError: fewer bytes are free on the disk where `directory` is or will be.
+    """
+    place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if nbytes > free:
+        raise CheckpointError(
+            f"{directory}: needs {format_bytes(nbytes)}, but only {format_bytes(free)} are free;"
+            f" make room for {format_bytes(nbytes - free)} more or name another disk"
+        )

@@ -1,0 +1,252 @@
+"""Rewrites a checkpoint as a container, one expert in memory at a time.
+
+Which tensors are experts and which are dense is known to families, above this layer; here both come
+ready indexed. What is coded already moves unchanged: codes and scales are never rounded twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from colibri.checkpoint.container_writer import ContainerWriter, LayerWriter, require_free
+from colibri.checkpoint.expert_bytes import read_expert
+from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
+from colibri.checkpoint.index import Checkpoint
+from colibri.checkpoint.record import RecordLayout
+from colibri.checkpoint.safetensors import TensorSpec, read_tensor
+from colibri.errors import (
+    NumericsError,
+    UnsupportedModelError,
+)
+from colibri.formats import Bytes, Format, Shape
+
+_COMPANIONS = (
+    *("tokenizer*", "chat_template*", "generation_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+    *("LICENSE*", "NOTICE*"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseParameter:
+    """One dense tensor to be rewritten.
+
+    Attributes:
+        name: its name in the container.
+        shape: as the model sees it.
+        spec: where it is now.
+        stored: the format of its bytes there.
+        format: the format it gets.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    spec: TensorSpec
+    stored: Format
+    format: Format
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the container."""
+        return self.format.resident_nbytes(_matrix(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertProgress:
+    """How far a conversion is.
+
+    Attributes:
+        what: what is being written: `layer 3`, `dense`.
+        done_bytes: bytes of the container that are written, or were kept.
+        total_bytes: bytes it will have, without headers.
+    """
+
+    what: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did.
+
+    Attributes:
+        directory: the container.
+        num_layers: MoE layers in it.
+        num_kept_layers: those that an earlier, interrupted run had finished.
+        total_bytes: bytes of experts and dense tensors.
+        elapsed_s: the time of this run.
+    """
+
+    directory: Path
+    num_layers: int
+    num_kept_layers: int
+    total_bytes: int
+    elapsed_s: float
+
+
+def convert(
+    checkpoint: Checkpoint,
+    index: ExpertIndex,
+    dense: Sequence[DenseParameter],
+    destination: Path,
+    *,
+    family: str,
+    experts: Format | None,
+    progress: Callable[[ConvertProgress], None] | None = None,
+) -> ConvertReport:
+    """Write `checkpoint` to `destination` as a container.
+
+    Args:
+        checkpoint: what is converted.
+        index: its routed experts.
+        dense: everything else.
+        destination: empty, missing, or left by an interrupted conversion of the same source.
+        family: the model_type of the configuration.
+        experts: the format that experts get; None keeps theirs.
+        progress: told after every expert.
+
+    Raises:
+        CheckpointError: `destination` holds something else, or its disk is too small.
+        UnsupportedModelError: the experts are coded in a format other than `experts`.
+        NumericsError: a weight is not finite.
+    """
+    began = time.monotonic()
+    layouts = [_target(layer, experts) for layer in index.layers]
+    job = _Job(index, layouts, dense, progress or (lambda _: None))
+    writer_source = {
+        "name": checkpoint.directory.resolve().name,
+        "experts": experts.name if experts else "as stored",
+        "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),
+    }
+    require_free(destination, job.total_bytes - _present_bytes(destination))
+    writer = ContainerWriter(
+        destination, family=family, source=writer_source, revision=_fingerprint(checkpoint)
+    )
+    kept = job.run(writer)
+    writer.finish(checkpoint.config, companions(checkpoint.directory))
+    elapsed = time.monotonic() - began
+    return ConvertReport(destination, len(layouts), kept, job.total_bytes, elapsed)
+
+
+def companions(directory: Path) -> list[Path]:
+    """The files that belong to a model beside its weights and config.json."""
+    found = {path for pattern in _COMPANIONS for path in directory.glob(pattern)}
+    return sorted(path for path in found if path.is_file())
+
+
+@dataclass(slots=True)
+class _Job:
+    """One conversion on its way."""
+
+    index: ExpertIndex
+    layouts: Sequence[RecordLayout]
+    dense: Sequence[DenseParameter]
+    progress: Callable[[ConvertProgress], None]
+    done_bytes: int = 0
+    total_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.index.layers, self.layouts, strict=True)
+        records = sum(layer.num_experts * layout.nbytes for layer, layout in pairs)
+        self.total_bytes = records + sum(parameter.nbytes for parameter in self.dense)
+
+    def run(self, writer: ContainerWriter) -> int:
+        """Write layer by layer, then dense tensors; returns the number of layers that were kept."""
+        kept = 0
+        for layer, layout in zip(self.index.layers, self.layouts, strict=True):
+            what = f"layer {layer.layer}"
+            if writer.has_layer(layer.layer, layer.num_experts, layout):
+                kept += 1
+                self._advance(what, layer.num_experts * layout.nbytes)
+                continue
+            with writer.layer(layer.layer, layer.num_experts, layout) as out:
+                self._write_layer(out, layer, layout)
+        for parameter in self.dense:
+            if not writer.has_dense(parameter.name):
+                data = read_tensor(parameter.spec)
+                shape = _matrix(parameter.shape)
+                recoded = _recode(data, parameter.stored, parameter.format, shape, parameter.name)
+                writer.dense_resident(parameter.name, recoded, parameter.format, parameter.shape)
+            self._advance("dense", parameter.nbytes)
+        return kept
+
+    def _write_layer(
+        self, out: LayerWriter, layer: ExpertLayerLayout, layout: RecordLayout
+    ) -> None:
+        with ThreadPoolExecutor(len(layout.parts)) as pool:  # NumPy computes without the GIL
+            for expert in range(layer.num_experts):
+                where = f"layer {layer.layer}, expert {expert}, "
+                tasks = [
+                    pool.submit(_recode, data, old.format, new.format, shape, where + old.name)
+                    for old, new, data in zip(
+                        layer.parts,
+                        layout.parts,
+                        read_expert(self.index, layer, expert),
+                        strict=True,
+                    )
+                    if (shape := (old.rows, old.columns))
+                ]
+                out.add_resident(expert, *(task.result() for task in tasks))
+                self._advance(f"layer {layer.layer}", layout.nbytes)
+
+    def _advance(self, what: str, nbytes: int) -> None:
+        self.done_bytes += nbytes
+        self.progress(ConvertProgress(what, self.done_bytes, self.total_bytes))
+
+
+def _target(layer: ExpertLayerLayout, experts: Format | None) -> RecordLayout:
+    """How a layer is laid out in the container."""
+    for part in layer.parts:
+        _require_exact(part.format, experts or part.format, f"layer {layer.layer}: {part.name}")
+    gate, up, down = layer.parts
+    formats = (experts or gate.format, experts or up.format, experts or down.format)
+    shapes = ((gate.rows, gate.columns), (up.rows, up.columns), (down.rows, down.columns))
+    return RecordLayout.of(formats, shapes)
+
+
+def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> Bytes:
+    """Resident bytes in another format; the same bytes where it is the same."""
+    if old is new:
+        return data
+    _require_exact(old, new, what)
+    try:
+        return new.pack(new.encode(old.decode(data, shape)), shape)
+    except NumericsError as error:
+        raise NumericsError(f"{what}: {error}") from None
+
+
+def _require_exact(old: Format, new: Format, what: str) -> None:
+    if old.is_coded and old is not new:
+        raise UnsupportedModelError(
+            f"{what} is {old.name} and would be rounded a second time to {new.name}; convert the"
+            " original checkpoint instead"
+        )
+
+
+def _matrix(shape: tuple[int, ...]) -> Shape:
+    """A vector is one row."""
+    return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+
+
+def _present_bytes(directory: Path) -> int:
+    """Bytes of finished files of an interrupted conversion."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    """Names, sizes and times of the files that are read: whether a source is still the same."""
+    container = checkpoint.container
+    files = {spec.file for spec in checkpoint.tensors.values()}
+    if container is not None:
+        files |= {checkpoint.directory / name for name in container.manifest.files}
+    digest = hashlib.sha256(repr(sorted(checkpoint.config.items(), key=str)).encode())
+    for path in sorted(files):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""Reads one expert whole, for conversion and tests; the engine streams them (`memory`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from colibri.checkpoint.experts import PAGE, ExpertIndex, ExpertLayerLayout
+from colibri.checkpoint.record import RecordLayout
+from colibri.errors import CheckpointError, IncompleteModelError
+from colibri.formats import Bytes
+
+
+def read_expert(
+    index: ExpertIndex, layer: ExpertLayerLayout, expert: int
+) -> tuple[Bytes, Bytes, Bytes]:
+    """Gate, up and down of one expert as resident bytes.
+
+    Raises:
+        IncompleteModelError: a file has become shorter.
+        CheckpointError: a file cannot be read.
+    """
+    slot = np.empty(layer.slot_nbytes, np.uint8)
+    for read in index.reads(layer.layer, expert):
+        if read.nbytes:
+            page = read.offset % PAGE
+            into = slot[read.region + page : read.region + page + read.nbytes]
+            _read_into(index.files[read.file], read.offset, into)
+    offsets = index.part_offsets(layer.layer, expert)
+    return RecordLayout(layer.parts, offsets, layer.slot_nbytes).split(slot)
+
+
+def _read_into(path: Path, offset: int, into: Bytes) -> None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            done = 0
+            while done < into.nbytes and (count := file.readinto(into[done:].data)):
+                done += count
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be read at byte {offset}: {error.strerror}"
+        ) from None
+    if done < into.nbytes:
+        raise IncompleteModelError(
+            f"{path}: wanted {into.nbytes} bytes at {offset}, found {done}; it changed meanwhile"
+        )

@@ -1,0 +1,117 @@
+"""Random weights at disk speed: nothing is drawn or rounded for each expert anew.
+
+A layer draws a few base experts. Every other one is a base whose panels have been turned by another
+amount, each part by its own, which costs a copy: no two have the same bytes, or compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.checkpoint.record import RecordLayout
+from colibri.formats import PANEL_ROWS, Bytes, FloatFormat, Format, IntegerFormat, Shape, padded
+
+_BASES = 2
+# Scales differ by up to this fraction, so that a kernel that mixes them up is caught.
+_SCALE_SPREAD = 0.2
+_ZERO_NIBBLES = 0x88
+
+
+def random_matrix(
+    fmt: Format, shape: Shape, rng: np.random.Generator, std: float, drawn_rows: int | None = None
+) -> Bytes:
+    """A normal matrix `[N, K]` of that deviation, as resident bytes; zero from `drawn_rows` on."""
+    drawn = shape[0] if drawn_rows is None else min(drawn_rows, shape[0])
+    if isinstance(fmt, FloatFormat):
+        values = rng.standard_normal(shape, np.float32) * np.float32(std)
+        values[drawn:] = 0
+        return fmt.encode(values)
+    assert isinstance(fmt, IntegerFormat)
+    rows, columns = padded(shape[0], PANEL_ROWS), padded(shape[1], fmt.group)
+    table, deviation = _code_table(fmt.bits)
+    codes = table[rng.integers(0, 256, (rows, columns * fmt.bits // 8), np.uint8)]
+    _clear(codes, (drawn, shape[1]), fmt.bits)
+    spread = rng.uniform(1 - _SCALE_SPREAD, 1 + _SCALE_SPREAD, (rows, columns // fmt.group))
+    scales = (spread * (std / deviation)).astype(np.float16)
+    stored = np.concatenate([codes.reshape(-1), scales.reshape(-1).view(np.uint8)])
+    return fmt.pack(stored, shape)
+
+
+class RandomExperts:
+    """The experts of one layer, all different, each made by a copy."""
+
+    def __init__(self, layout: RecordLayout, num_experts: int, rng: np.random.Generator) -> None:
+        """Draw the bases; the same `rng` gives the same experts."""
+        self._parts = layout.parts
+        self._turns = [max(part.rows // PANEL_ROWS, 1) for part in layout.parts]
+        combinations = math.prod(self._turns)
+        self._bases = [
+            [
+                random_matrix(part.format, (part.rows, part.columns), rng, part.columns**-0.5)
+                for part in layout.parts
+            ]
+            for _ in range(max(min(_BASES, num_experts), -(-num_experts // combinations)))
+        ]
+        self._step = _coprime(round(combinations * (math.sqrt(5) - 1) / 2), combinations)
+
+    def matrices(self, expert: int) -> tuple[Bytes, Bytes, Bytes]:
+        """Gate, up and down as resident bytes."""
+        return self.matrix(expert, 0), self.matrix(expert, 1), self.matrix(expert, 2)
+
+    def matrix(self, expert: int, part: int) -> Bytes:
+        """Gate (0), up (1) or down (2) as resident bytes."""
+        number, base = divmod(expert, len(self._bases))
+        # Steps through all combinations of turns before one comes again.
+        by = number * self._step // math.prod(self._turns[:part]) % self._turns[part]
+        about = self._parts[part]
+        panel = about.format.panel_nbytes(about.columns)
+        return _turned(self._bases[base][part], panel, self._turns[part], by)
+
+
+def _turned(data: Bytes, panel_nbytes: int, count: int, by: int) -> Bytes:
+    """The first `count` panels moved up by `by`, those that fall out appended; the rest stays."""
+    middle, end = by * panel_nbytes, min(count * panel_nbytes, data.size)
+    return np.concatenate([data[middle:end], data[:middle], data[end:]])
+
+
+def _code_table(bits: int) -> tuple[Bytes, float]:
+    """256 stored bytes that, drawn evenly, hold normal codes; and the deviation of the codes."""
+    codes = _normal_codes(bits)
+    deviation = float(codes.std())
+    if bits == 8:
+        return codes.astype(np.int8).view(np.uint8), deviation
+    nibbles = (codes + 8).astype(np.uint8)
+    pairs = nibbles[None, :] | (nibbles[:, None] << 4)
+    return pairs.reshape(-1).astype(np.uint8), deviation
+
+
+def _normal_codes(bits: int) -> NDArray[np.float64]:
+    """Quantiles of a normal distribution, rounded to codes; symmetric, the largest is the top."""
+    count = 1 << bits
+    quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
+    codes: NDArray[np.float64] = np.rint(quantiles * ((count // 2 - 1) / quantiles.max()))
+    return codes
+
+
+def _clear(codes: Bytes, shape: Sequence[int], bits: int) -> None:
+    """Zero codes outside `shape`."""
+    rows, columns = shape
+    zero = _ZERO_NIBBLES if bits == 4 else 0
+    whole, half = divmod(columns * bits, 8)
+    codes[rows:] = zero
+    if half:
+        codes[:, whole] = (codes[:, whole] & 0x0F) | (zero & 0xF0)
+    codes[:, whole + bool(half) :] = zero
+
+
+def _coprime(near: int, number: int) -> int:
+    """The smallest whole number from `near` on that shares no divisor with `number`."""
+    near = max(near, 1)
+    while math.gcd(near, number) != 1:
+        near += 1
+    return near

@@ -1,0 +1,155 @@
+"""`coli chat`: a conversation, whose state is kept between turns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from colibri.cli.interrupt import interruptible
+from colibri.cli.options import with_sampling, with_settings
+from colibri.cli.progress import Reporter
+from colibri.cli.report import footer
+from colibri.cli.run import show
+from colibri.engine.session import Session
+from colibri.errors import ColibriError, ContextLengthError
+from colibri.llm import LLM
+from colibri.settings import Settings
+
+HELP = """\
+/help            this list
+/reset           begin a new conversation
+/system [TEXT]   begin a new conversation with this system message; without TEXT, with none
+/quit            leave (Ctrl-D does it too)
+Ctrl-C stops an answer. On a terminal, Alt-Enter begins a new line."""
+
+SYSTEM = Annotated[str | None, typer.Option("--system", help="System message.")]
+ReadLine = Callable[[], str]
+
+
+@with_settings
+@with_sampling
+def chat(system: SYSTEM = None, *, settings: Settings, sampling: dict[str, Any]) -> None:
+    """Talk to a model."""
+    with Reporter() as reporter:
+        llm = LLM.from_settings(settings, reporter)
+        reporter.close()
+        with llm, llm.open_session() as session:
+            if not llm.has_chat_template:
+                say("This model has no chat template: it continues what you write.")
+            Conversation(llm, session, reporter, sampling, system).run(line_reader())
+
+
+@dataclass
+class Conversation:
+    """Messages so far, and what a line of input does to them."""
+
+    llm: LLM
+    session: Session
+    reporter: Reporter
+    sampling: dict[str, Any]
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the conversation, not the system message."""
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def run(self, read_line: ReadLine) -> None:
+        """Read lines until there are no more."""
+        while True:
+            try:
+                line = read_line()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            if line.strip() == "/quit":
+                return
+            self.handle(line)
+
+    def handle(self, line: str) -> None:
+        """Obey a command, or answer; a request that cannot be served is told and forgotten."""
+        word, _, rest = line.strip().partition(" ")
+        if word == "/help":
+            say(HELP)
+        elif word == "/reset":
+            self.reset()
+        elif word == "/system":
+            self.system = rest.strip() or None
+            self.reset()
+        elif word.startswith("/"):
+            say(f"There is no command {word}; /help lists them.")
+        elif word:
+            self.answer(line)
+
+    def answer(self, line: str) -> None:
+        """Answer one message."""
+        before = list(self.messages)
+        self.messages.append({"role": "user", "content": line})
+        try:
+            with interruptible() as cancelled:
+                self.messages.append({"role": "assistant", "content": self.reply(cancelled)})
+        except ContextLengthError as error:
+            self.messages = before
+            say(f"{error}; or begin a new conversation with /reset")
+        except ColibriError as error:
+            self.messages = before
+            say(str(error))
+
+    def reply(self, cancelled: Callable[[], bool]) -> str:
+        """Print the answer as it comes, then its footer; return its text."""
+        options: Any = {
+            **self.sampling,
+            "session": self.session,
+            "progress": self.reporter.prompt,
+            "cancelled": cancelled,
+        }
+        if self.llm.has_chat_template:
+            stream = self.llm.stream_chat(self.messages, **options)
+        else:
+            text = "".join(message["content"] for message in self.messages)
+            stream = self.llm.stream(text, **options)
+        completion = show(stream, self.reporter)
+        say(footer(completion, self.llm.metrics()))
+        return completion.text or ""
+
+
+def line_reader() -> ReadLine:
+    """An editor with history on a terminal, plain lines elsewhere."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return plain_line
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+
+    bindings = KeyBindings()
+
+    @bindings.add("escape", "enter")
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    editor: PromptSession[str] = PromptSession(key_bindings=bindings)
+    return lambda: editor.prompt("> ")
+
+
+def plain_line() -> str:
+    """The next line of stdin.
+
+    Raises:
+        EOFError: there is none.
+    """
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+def say(text: str) -> None:
+    """Tell people something; stdout is for answers alone."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""How a command fails: one readable message on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from colibri.errors import Cancelled, ColibriError
+
+BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+PIPE_EXIT_CODE = 128 + 13  # as a shell reports a process that died of SIGPIPE
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Turn exceptions into exit codes; `debug` shows where they come from."""
+    try:
+        yield
+    except (KeyboardInterrupt, Cancelled):
+        _say("interrupted")
+        raise typer.Exit(Cancelled.exit_code) from None
+    except BrokenPipeError:
+        _silence_stdout()
+        raise typer.Exit(PIPE_EXIT_CODE) from None
+    except ColibriError as error:
+        _trace(debug)
+        _say(f"error: {error}")
+        raise typer.Exit(error.exit_code) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        _trace(debug)
+        _say(f"bug: {type(error).__name__}: {error}\nThis should not happen; please report it.")
+        if not debug:
+            _say("Run the command again with --debug to see where it comes from.")
+        raise typer.Exit(BUG_EXIT_CODE) from None
+
+
+def _say(message: str) -> None:
+    try:
+        print(f"coli: {message}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc(file=sys.stderr)
+
+
+def _silence_stdout() -> None:
+    """Nobody reads any more: what is still buffered must not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

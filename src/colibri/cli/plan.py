@@ -1,0 +1,53 @@
+"""`coli plan`: where every byte would go, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from colibri.cli.options import MODEL_ARGUMENT, with_settings
+from colibri.llm.loading import prepare
+from colibri.models.plan import Plan
+from colibri.settings import Settings
+from colibri.units import format_bytes
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@with_settings
+def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Settings) -> None:
+    """Show how the memory budget would be divided."""
+    prepared = prepare(settings)
+    if as_object:
+        print(json.dumps({"model": str(prepared.directory), **prepared.plan.as_dict()}))
+        return
+    console = Console(highlight=False)
+    console.print(table(prepared.plan))
+    console.print(advice(prepared.plan), markup=False)
+
+
+def table(plan: Plan) -> Table:
+    """One row a share, the budget below them."""
+    shown = Table("share", "size", show_footer=True, box=None, pad_edge=False)
+    shown.columns[0].footer = "budget"
+    shown.columns[1].footer = format_bytes(plan.budget_bytes)
+    shown.columns[1].justify = "right"
+    for name, nbytes in plan.rows():
+        shown.add_row(name, format_bytes(nbytes))
+    return shown
+
+
+def advice(plan: Plan) -> str:
+    """What a token reads, and what more memory would bring."""
+    missing = plan.num_experts - plan.num_slots
+    if missing <= 0:
+        return "All experts stay in memory: each is read once."
+    more = format_bytes(max(0, missing * plan.record_bytes - plan.spare_bytes))
+    return (
+        f"A token reads up to {format_bytes(plan.bytes_per_token_cold)} while nothing is resident. "
+        f"With {more} more, all {plan.num_experts:,} experts would stay in memory."
+    )

@@ -1,0 +1,69 @@
+"""What is going on before the first token, on stderr."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Reporter:
+    """Bars on a terminal, one line a stage elsewhere. `close` clears the bars."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done in a stage."""
+        if stage not in self._tasks:
+            self._begin(stage, total)
+        if self._bars is not None:
+            self._bars.update(self._tasks[stage], completed=done, total=total)
+
+    def _begin(self, stage: str, total: int) -> None:
+        if not self._console.is_terminal:
+            self._tasks[stage] = TaskID(len(self._tasks))
+            self._console.print(f"{stage} …", markup=False)
+            return
+        if self._bars is None:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TimeElapsedColumn(),
+            )
+            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars.start()
+        self._tasks[stage] = self._bars.add_task(stage, total=total)
+
+    def prompt(self, done: int, total: int) -> None:
+        """Follow a prompt; the bar goes when it is done, so that text can follow.
+
+        Elsewhere than on a terminal nothing is said: prompts are many.
+        """
+        if self._console.is_terminal:
+            self(f"prompt, {total} tokens", done, total)
+            if done == total:
+                self.close()
+
+    def close(self) -> None:
+        """Clear the bars; a later stage draws new ones."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        self._tasks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,55 @@
+"""A reply in figures: the footer for people, one JSON object for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colibri.engine.metrics import Metrics
+from colibri.llm import LLM, Completion
+from colibri.units import format_bytes, format_seconds
+
+
+def footer(completion: Completion, totals: Metrics) -> str:
+    """One line: tokens, speed, hit rate, bytes read, memory against the budget."""
+    own = completion.metrics
+    speed, hit_rate = own.decode_tokens_per_s, own.expert_hit_rate
+    parts = [
+        f"{completion.completion_tokens} tokens ({completion.finish_reason})",
+        f"first after {format_seconds(own.ttft_s)}",
+        "" if speed is None else f"{speed:.2f} tok/s",
+        "" if hit_rate is None else f"experts {hit_rate:.0%} from memory",
+        f"{format_bytes(own.experts.bytes_read)} read",
+        f"peak {format_bytes(totals.peak_rss_bytes)} of {format_bytes(totals.ram_budget_bytes)}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def as_json(completion: Completion, llm: LLM) -> dict[str, Any]:
+    """What `coli run --json` prints; `settings` holds what was in force, sampling included."""
+    own, totals, plan = completion.metrics, llm.metrics(), llm.plan()
+    settings = llm.settings.as_dict() | {
+        "model": str(llm.prepared.directory),
+        "kernels": llm.prepared.kernels.name,
+        "context_length": plan.context_length,
+        "num_slots": plan.num_slots,
+        "kv": plan.kv_format,
+        "sampling": completion.params.as_dict(),
+    }
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "ttft_s": own.ttft_s,
+        "prefill_s": own.prefill_s,
+        "decode_s": own.decode_s,
+        "decode_tokens_per_s": own.decode_tokens_per_s,
+        "expert_requests": own.experts.requests,
+        "expert_hits": own.experts.hits,
+        "expert_hit_rate": own.expert_hit_rate,
+        "bytes_read": own.experts.bytes_read,
+        "peak_rss_bytes": totals.peak_rss_bytes,
+        "ram_budget_bytes": totals.ram_budget_bytes,
+        "settings": settings,
+    }

@@ -1,0 +1,1 @@
+"""Token ids and tensors: sessions, prefill, decode, sampling, metrics."""

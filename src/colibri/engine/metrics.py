@@ -1,0 +1,77 @@
+"""One snapshot of what the engine has done; every report is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCounts:
+    """Expert traffic since the start; hits + misses == requests."""
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    slack_bytes: int = 0  # read beside the records, because direct reads are aligned
+
+    def __add__(self, other: ExpertCounts) -> ExpertCounts:
+        return ExpertCounts(**{k: v + getattr(other, k) for k, v in asdict(self).items()})
+
+    def __sub__(self, other: ExpertCounts) -> ExpertCounts:
+        return ExpertCounts(**{k: v - getattr(other, k) for k, v in asdict(self).items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Of one request, or of all of them together.
+
+    Attributes:
+        num_requests: replies that were begun.
+        prompt_tokens: ids of the prompts.
+        reused_tokens: those of them whose state a session still held.
+        completion_tokens: new ids.
+        decode_tokens: new ids that came out of a decode step: all but each reply's first.
+        ttft_s: from the request to its first token, waiting included.
+        prefill_s: time until the first token was chosen.
+        decode_s: time for the others; what the caller does in between does not count.
+        experts: expert traffic.
+        rss_bytes: memory of the process now.
+        peak_rss_bytes: the most it ever was.
+        ram_budget_bytes: what it may be.
+    """
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    completion_tokens: int = 0
+    decode_tokens: int = 0
+    ttft_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    experts: ExpertCounts = ExpertCounts()
+    rss_bytes: int = 0
+    peak_rss_bytes: int = 0
+    ram_budget_bytes: int = 0
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Speed of decoding; None before there was any."""
+        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """Share of expert requests served from memory; None before there was any."""
+        return self.experts.hits / self.experts.requests if self.experts.requests else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure by name, rates included, in one flat mapping."""
+        figures = asdict(self)
+        counts = figures.pop("experts")
+        traffic = {k if "bytes" in k else f"expert_{k}": v for k, v in counts.items()}
+        rates = {
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+            "expert_hit_rate": self.expert_hit_rate,
+        }
+        return figures | traffic | rates

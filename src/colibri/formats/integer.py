@@ -1,0 +1,139 @@
+"""Symmetric integer formats with one float16 scale for each group of weights along K.
+
+Stored: codes row by row, then scales `[N, K/G]` float16. int4 codes are kept as code + 8, two to a
+    byte, the even k in the low nibble. Resident, eight rows (a panel) together: `[K/G] x 8` scales,
+    then chunks of 32 bytes in which lane r holds four bytes of row r: for int4 the low nibbles are
+    w[8c..8c+3] and the high ones w[8c+4..8c+7]; for int8 they are w[4c..4c+3]. A kernel thus meets
+    eight rows in one vector and never sums across lanes. Rows are padded to 8 and K to the group
+    with zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.errors import NumericsError
+from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+
+_SCALE_BYTES = 2
+_LARGEST_SCALE = 65504.0  # the largest finite float16
+
+
+class IntegerFormat(Format):
+    """`int{bits}-g{group}`: value = code * scale, code in [-2^(bits-1), 2^(bits-1) - 1]."""
+
+    def __init__(self, bits: int, group: int, code: int) -> None:
+        """`bits` is 4 or 8; `group` a multiple of 32."""
+        self.name, self.bits, self.group, self.code = f"int{bits}-g{group}", bits, group, code
+
+    def nbytes(self, shape: Shape) -> int:
+        """Codes and scales of the padded matrix."""
+        rows, columns = self._padded(shape)
+        return rows * (columns * self.bits // 8 + columns // self.group * _SCALE_BYTES)
+
+    def resident_nbytes(self, shape: Shape) -> int:
+        """The same bytes in another order."""
+        return self.nbytes(shape)
+
+    def panel_nbytes(self, columns: int) -> int:
+        """Scales and codes of eight rows."""
+        return self.nbytes((PANEL_ROWS, columns))
+
+    def encode(self, weights: Floats) -> Bytes:
+        """Pick each group's scale among a few by least squared error, then round to nearest."""
+        encodable = np.abs(weights) <= _LARGEST_SCALE * 2 ** (self.bits - 1)  # no NaN is
+        if not encodable.all():
+            row, column = np.argwhere(~encodable)[0]
+            raise NumericsError(
+                f"weight [{row}, {column}] is {weights[row, column]}; "
+                f"{self.name} has no code for it: fetch the source file again"
+            )
+        rows, columns = self._padded(weights.shape)
+        full = np.zeros((rows, columns), np.float32)
+        full[: weights.shape[0], : weights.shape[1]] = weights
+        groups = full.reshape(rows, columns // self.group, self.group)
+        scales = self._best_scales(groups)
+        codes = self._round(groups, scales.astype(np.float32)).reshape(rows, columns)
+        return np.concatenate([self._store(codes).reshape(-1), scales.reshape(-1).view(np.uint8)])
+
+    def pack(self, stored: Bytes, shape: Shape) -> Bytes:
+        """Interleave eight rows; codes and scales are moved, never changed."""
+        rows, columns = self._padded(shape)
+        panels, code_bytes = rows // PANEL_ROWS, rows * columns * self.bits // 8
+        scales = (
+            stored[code_bytes:].view(np.uint16).reshape(panels, PANEL_ROWS, -1).transpose(0, 2, 1)
+        )
+        chunks = self._chunks(stored[:code_bytes].reshape(rows, -1), panels)
+        parts = [
+            np.ascontiguousarray(scales).reshape(panels, -1).view(np.uint8),
+            chunks.reshape(panels, -1),
+        ]
+        return np.concatenate(parts, axis=1).reshape(-1)
+
+    def decode(self, resident: Bytes, shape: Shape) -> Floats:
+        """Code * scale; exact, since a code has at most 8 and a scale 11 significant bits."""
+        codes, scales = self.split(resident, shape)
+        rows, columns = codes.shape
+        groups = codes.reshape(rows, -1, self.group).astype(np.float32) * scales[:, :, None]
+        return np.ascontiguousarray(groups.reshape(rows, columns)[: shape[0], : shape[1]])
+
+    def split(self, resident: Bytes, shape: Shape) -> tuple[NDArray[np.int8], Floats]:
+        """Codes `[N', K']` int8 and scales `[N', K'/G]` float32 of the padded matrix."""
+        rows, columns = self._padded(shape)
+        panels, scale_bytes = rows // PANEL_ROWS, columns // self.group * PANEL_ROWS * _SCALE_BYTES
+        by_panel = resident[: self.resident_nbytes(shape)].reshape(panels, -1)
+        scales = (
+            np.ascontiguousarray(by_panel[:, :scale_bytes])
+            .view(np.float16)
+            .reshape(panels, -1, PANEL_ROWS)
+        )
+        codes = self._unchunk(by_panel[:, scale_bytes:].reshape(panels, -1, PANEL_ROWS, 4))
+        return codes.reshape(rows, columns), scales.transpose(0, 2, 1).reshape(rows, -1).astype(
+            np.float32
+        )
+
+    def _padded(self, shape: tuple[int, ...]) -> Shape:
+        return padded(shape[0], PANEL_ROWS), padded(shape[1], self.group)
+
+    def _best_scales(self, groups: Floats) -> NDArray[np.float16]:
+        """Scales `[N, K/G]`: each candidate maps the largest weight to another code."""
+        top = 2 ** (self.bits - 1)
+        extreme = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
+        best = np.zeros(extreme.shape, np.float16)
+        least = np.full(extreme.shape, np.inf, np.float32)
+        for divisor in (-top, top - 1, -(top - 1), -(top - 0.5), top - 0.5, -(top + 0.5)):
+            scale = np.clip(extreme / np.float32(divisor), -_LARGEST_SCALE, _LARGEST_SCALE).astype(
+                np.float16
+            )
+            wide = scale.astype(np.float32)
+            error = np.square(self._round(groups, wide) * wide[..., None] - groups).sum(-1)
+            better = error < least
+            best, least = np.where(better, scale, best), np.where(better, error, least)
+        return best
+
+    def _round(self, groups: Floats, scales: Floats) -> Floats:
+        top = 2 ** (self.bits - 1)
+        inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+        return np.clip(np.rint(groups * inverse[..., None]), -top, top - 1)
+
+    def _store(self, codes: Floats) -> Bytes:
+        if self.bits == 8:
+            return np.asarray(codes.astype(np.int8).view(np.uint8))
+        nibbles = (codes + 8).astype(np.uint8)
+        return np.asarray(nibbles[:, 0::2] | (nibbles[:, 1::2] << 4))
+
+    def _chunks(self, stored: Bytes, panels: int) -> Bytes:
+        """Stored codes to `[panels, chunks, 8 lanes, 4 bytes]`."""
+        if self.bits == 4:
+            nibbles = np.stack([stored & 15, stored >> 4], -1).reshape(*stored.shape[:1], -1, 2, 4)
+            stored = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).reshape(stored.shape)
+        return stored.reshape(panels, PANEL_ROWS, -1, 4).transpose(0, 2, 1, 3)
+
+    def _unchunk(self, chunks: Bytes) -> NDArray[np.int8]:
+        """`[panels, chunks, 8 lanes, 4 bytes]` to codes `[panels, 8, K']`."""
+        by_row = np.ascontiguousarray(chunks.transpose(0, 2, 1, 3))
+        if self.bits == 8:
+            return by_row.reshape(*by_row.shape[:2], -1).view(np.int8)
+        nibbles = np.stack([by_row & 15, by_row >> 4], 3)
+        return nibbles.reshape(*by_row.shape[:2], -1).view(np.int8) - np.int8(8)

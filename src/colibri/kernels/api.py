@@ -1,0 +1,302 @@
+"""The boundary between what people read and what is fast: operations, and the weights they take.
+
+A layer is three calls: `attention_step`, then `route_step` and `moe_step` (or `ffn_step` where the
+layer is dense). `x [T, D]` float32 is the residual stream and is updated in place. Rows of `x` are
+tokens of any number of sequences; what a row computes depends on that row and its own sequence
+alone, never on its neighbours, on threads or on chunking (docs/ARCHITECTURE.md, "Numerics").
+`kernels.reference` computes with NumPy and owes the stated tolerance; `kernels.native` owes bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.formats import Bytes, FloatFormat, Floats, Format
+
+Ints: TypeAlias = NDArray[np.int32]
+
+KV_BLOCK = 64  # positions in one block of the K/V pool; attention sums keys block by block
+EMPTY, LOADING, READY, FAILED = 0, 1, 2, 3  # the states of a slot
+
+
+class Activations(StrEnum):
+    """How inputs of integer-coded matrices are coded; float matrices always take float32."""
+
+    FLOAT32 = "float32"
+    INT16 = "int16"
+    INT8 = "int8"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A resident matrix `y = W x + bias`.
+
+    Attributes:
+        format: how `data` is coded.
+        rows: outputs N.
+        columns: inputs K.
+        data: resident bytes `[format.resident_nbytes((N, K))]`, 64-byte aligned.
+        bias: `[N]` float32, or None.
+    """
+
+    format: Format
+    rows: int
+    columns: int
+    data: Bytes
+    bias: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """RMS norm: `x / sqrt(mean(x^2) + eps) * weight`, the mean over the last axis."""
+
+    weight: Floats
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """Grouped-query attention with its input norm; head h reads K/V head `h // (H / K)`.
+
+    Order of work on q and k: projection (+ bias), norm, clip, rope. `q_norm` and `k_norm` weigh one
+    head (`[head_dim]`) or the whole projection (`[H * head_dim]`); the shape says which.
+    `rotary_dim` leading dims of a head are rotated, paired `i, i + rotary_dim/2` ("half") or `2i,
+    2i + 1` ("pair"). A `window` W lets position i see `i - W < j <= i`.
+    """
+
+    norm: Norm
+    q_proj: Matrix
+    k_proj: Matrix
+    v_proj: Matrix
+    o_proj: Matrix
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rotary_dim: int
+    rope_pairing: Literal["half", "pair"] = "half"
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    clip: float | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FFN:
+    """`down(act(gate x) * (up x))`; with `norm`, which comes first, a whole dense layer."""
+
+    gate_proj: Matrix
+    up_proj: Matrix
+    down_proj: Matrix
+    norm: Norm | None = None
+    activation: Literal["silu"] = "silu"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Norm, logits `gate h`, softmax over all experts, top-k, `w /= sum w` where `normalize`.
+
+    Ties go to the lowest expert id.
+    """
+
+    norm: Norm
+    gate: Matrix
+    num_experts_per_tok: int
+    normalize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """One matrix of an expert's record; panel p starts at the part's offset + p * panel_stride."""
+
+    name: Literal["gate_proj", "up_proj", "down_proj"]
+    format: Format
+    rows: int
+    columns: int
+    panel_stride: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The routed experts of one layer, whose bytes lie in slots, and its resident shared expert.
+
+    `y = sum_e w_e GLU_e(h)`, added as fma(w_e, d_e, y) by ascending expert id from 0, then `+
+    sigmoid(shared_gate h) * shared(h)` (without `shared_gate`: `+ shared(h)`).
+    """
+
+    num_experts: int
+    gate_proj: ExpertPart
+    up_proj: ExpertPart
+    down_proj: ExpertPart
+    activation: Literal["silu"] = "silu"
+    shared: FFN | None = None
+    shared_gate: Matrix | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """Final norm and output projection."""
+
+    norm: Norm
+    lm_head: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Which token each row of `x` is.
+
+    Attributes:
+        positions: `[T]` position of the row's token in its sequence.
+        members: `[T]` index of the row's sequence in `block_tables`.
+        block_tables: `[S, B]` blocks of the K/V pool that hold positions 0-63, 64-127, … of each
+            sequence (-1 = none yet).
+    """
+
+    positions: Ints
+    members: Ints
+    block_tables: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosine and sine `[T, rotary_dim / 2]` of a batch, computed in float64 and rounded once."""
+
+    cos: Floats
+    sin: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVLayer:
+    """One attention layer's share of the K/V pool.
+
+    Block b holds, from byte `b * block_nbytes + offset`: K `[K, 64, head_dim]`, then V `[K, 64,
+    head_dim]`, in `format`.
+    """
+
+    pool: Bytes
+    format: FloatFormat
+    block_nbytes: int
+    offset: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What `route_step` found.
+
+    Attributes:
+        hidden: `[T, D]` the normed input of the experts.
+        ids: `[T, A]` chosen experts, by descending weight.
+        weights: `[T, A]` their weights.
+        experts: `[n]` the union of `ids`, ascending.
+    """
+
+    hidden: Floats
+    ids: Ints
+    weights: Floats
+    experts: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """Where leased experts lie. `states` is written by the reader while `moe_step` looks on.
+
+    Attributes:
+        arena: all slots, one private anonymous mapping.
+        parts: `[num_slots, 3]` int64, byte offset in `arena` of the slot's gate, up and down part.
+        states: `[num_slots]` EMPTY, LOADING, READY or FAILED.
+        wait: blocks until that slot is no longer LOADING (used by the reference; native code waits
+            on the state itself).
+    """
+
+    arena: Bytes
+    parts: NDArray[np.int64]
+    states: Ints
+    wait: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step that will be asked for; it sizes the workspace before anything is loaded."""
+
+    rows: int
+    hidden_size: int
+    attention_width: int  # (H + 2 K) * head_dim of the widest layer
+    intermediate_size: int  # of the widest FFN or expert
+    num_experts: int
+    num_experts_per_tok: int
+    vocab_size: int
+
+
+class SlotFailed(Exception):  # noqa: N818  (a signal to the store, which knows the file and raises ReadError)
+    """`moe_step` met a slot whose read failed."""
+
+    def __init__(self, slot: int) -> None:
+        """`slot` is the index of the failed slot."""
+        super().__init__(f"slot {slot} failed to load")
+        self.slot = slot
+
+
+class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which knows its number and raises NumericsError)
+    """`route_step` met a router row that is not finite."""
+
+    def __init__(self, row: int) -> None:
+        """`row` indexes the batch."""
+        super().__init__(f"router row {row} is not finite")
+        self.row = row
+
+
+class Kernels(Protocol):
+    """The operations.
+
+    Implementations keep no state of a sequence; one instance serves one engine.
+    """
+
+    name: str
+    activations: Activations
+
+    def workspace_nbytes(self, limits: Limits) -> int:
+        """Bytes that `reserve(limits)` will take."""
+
+    def reserve(self, limits: Limits) -> None:
+        """Allocate the workspace once; later steps within `limits` allocate nothing."""
+
+    def embed(self, table: Matrix, ids: Ints) -> Floats:
+        """Rows `ids [T]` of the embedding, `[T, D]`."""
+
+    def attention_step(
+        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+    ) -> None:
+        """`x += o_proj(attention(norm(x)))`; K and V are rounded into the pool, read from there."""
+
+    def ffn_step(self, layer: FFN, x: Floats) -> None:
+        """`x += ffn(norm(x))`."""
+
+    def route_step(self, layer: Router, x: Floats) -> Routing:
+        """Norm and route. Raises NonFiniteRow."""
+
+    def moe_step(
+        self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats
+    ) -> None:
+        """Add to `y [T, D]` what `experts [n]`, which lie in `slots [n]`, contribute.
+
+        `experts` ascend and are part of `routing.experts`; `y` starts at zero, and a layer's
+        experts may come in several calls, ascending. Waits for slots that are LOADING, computing
+        what is READY meanwhile. Raises SlotFailed.
+        """
+
+    def moe_finish(self, layer: Experts, routing: Routing, y: Floats, x: Floats) -> None:
+        """Add the shared expert to `y`, then `x += y`."""
+
+    def head_step(self, layer: Head, x: Floats) -> Floats:
+        """Logits `[T, V]` of the rows of `x`."""
+
+    def matmul(self, matrix: Matrix, x: Floats) -> Floats:
+        """`[T, K] -> [T, N]`, as every step above computes it."""

@@ -1,0 +1,260 @@
+"""The operations of `kernels.api` in C, through the flat ABI of native/abi_kernels.cdef.
+
+Each step is one call that releases the GIL. Results do not depend on threads, on the instruction
+set or on how tokens are grouped into calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from colibri.errors import NativeLibraryError, SettingsError
+from colibri.formats import Floats
+from colibri.kernels.api import (
+    FFN,
+    Activations,
+    Attention,
+    Batch,
+    Experts,
+    Head,
+    Ints,
+    KVLayer,
+    Limits,
+    Matrix,
+    NonFiniteRow,
+    RopeTable,
+    Router,
+    Routing,
+    SlotFailed,
+    Slots,
+)
+from colibri.kernels.cpus import num_threads
+from colibri.kernels.library import load
+from colibri.kernels.native_structs import Structs, address_of, aligned, check_kv
+
+_CODES = {Activations.FLOAT32: 0, Activations.INT16: 1, Activations.INT8: 2}
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that are compiled in and run on this CPU, the fastest first."""
+    return list(_tables())
+
+
+class NativeKernels:
+    """`Kernels` in C.
+
+    Attributes:
+        isa: the instruction set in use.
+        threads: threads that compute, the caller's among them.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        activations: Activations = Activations.INT16,
+        isa: str | None = None,
+    ) -> None:
+        """`isa` None means the fastest that runs here.
+
+        Raises:
+            NativeLibraryError: the library is missing, or its threads cannot be started.
+            SettingsError: `isa` is not one of `instruction_sets()`, or `threads` is below 1.
+        """
+        tables = _tables()
+        if isa is not None and isa not in tables:
+            known = ", ".join(tables)
+            raise SettingsError(f"instruction set {isa!r} does not run here; these do: {known}")
+        if threads is not None and threads < 1:
+            raise SettingsError(f"threads must be at least 1, not {threads}")
+        self.activations = activations
+        self.isa = next(iter(tables)) if isa is None else isa
+        self.threads = num_threads() if threads is None else threads
+        self._library = load()
+        self._structs = Structs(self._library)
+        self._context = self._library.ffi.new("colibri_context *")
+        self._context.table = tables[self.isa]
+        self._context.activations = _CODES[activations]
+        self._context.pool = _start_pool(self, self.threads)
+        self._workspace = aligned(0)
+
+    def workspace_nbytes(self, limits: Limits) -> int:
+        """Bytes that `reserve(limits)` will take."""
+        return int(self._library.lib.colibri_workspace_nbytes(self._limits(limits)))
+
+    def reserve(self, limits: Limits) -> None:
+        """Allocate the workspace."""
+        self._workspace = aligned(self.workspace_nbytes(limits))
+        self._context.workspace = self._library.ffi.from_buffer(self._workspace)
+        self._context.workspace_nbytes = self._workspace.size
+
+    def embed(self, table: Matrix, ids: Ints) -> Floats:
+        """Rows of the table."""
+        out = np.empty((len(ids), table.columns), np.float32)
+        matrix = self._structs.matrix(table)
+        self._do("colibri_embed", matrix, self._ints(ids, (-1,), "ids"), len(ids), self._out(out))
+        return out
+
+    def attention_step(
+        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+    ) -> None:
+        """See `Kernels.attention_step`."""
+        check_kv(layer, kv)
+        rows, half, tables = len(x), layer.rotary_dim // 2, batch.block_tables
+        c_batch = self._library.ffi.new(
+            "colibri_batch *",
+            {
+                "rows": rows,
+                "hidden_size": x.shape[1],
+                "num_members": tables.shape[0],
+                "table_width": tables.shape[1],
+                "positions": self._ints(batch.positions, (rows,), "positions"),
+                "members": self._ints(batch.members, (rows,), "members"),
+                "block_tables": self._ints(tables, (-1, -1), "block_tables"),
+                "cos": self._floats(rope.cos, (rows, half), "cos"),
+                "sin": self._floats(rope.sin, (rows, half), "sin"),
+            },
+        )
+        c_x = self._floats(x, (rows, layer.norm.weight.size), "x")
+        c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
+        self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv)
+
+    def ffn_step(self, layer: FFN, x: Floats) -> None:
+        """See `Kernels.ffn_step`."""
+        c_x = self._floats(x, (-1, layer.gate_proj.columns), "x")
+        self._do("colibri_ffn_step", self._structs.ffn(layer), c_x, len(x))
+
+    def route_step(self, layer: Router, x: Floats) -> Routing:
+        """See `Kernels.route_step`."""
+        rows, active = len(x), layer.num_experts_per_tok
+        hidden = np.empty((rows, layer.gate.columns), np.float32)
+        ids, weights = np.empty((rows, active), np.int32), np.empty((rows, active), np.float32)
+        experts = np.empty(min(layer.gate.rows, rows * active), np.int32)
+        routing = self._routing(layer.gate.rows, hidden, ids, weights)
+        routing.experts = self._ints(experts, (-1,), "experts")
+        c_x = self._floats(x, hidden.shape, "x")
+        self._do("colibri_route_step", self._structs.router(layer), c_x, routing)
+        return Routing(hidden, ids, weights, experts[: routing.num_used])
+
+    def moe_step(
+        self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats
+    ) -> None:
+        """See `Kernels.moe_step`."""
+        self._do(
+            "colibri_moe_step",
+            self._structs.experts(layer),
+            self._routed(layer, routing),
+            self._ints(experts, (-1,), "experts"),
+            self._ints(slots, (len(experts),), "slots"),
+            len(experts),
+            self._structs.slots(table),
+            self._library.ffi.new("colibri_progress *"),
+            self._floats(y, routing.hidden.shape, "y"),
+        )
+
+    def moe_finish(self, layer: Experts, routing: Routing, y: Floats, x: Floats) -> None:
+        """See `Kernels.moe_finish`."""
+        shape = routing.hidden.shape
+        c_y, c_x = self._floats(y, shape, "y"), self._floats(x, shape, "x")
+        c_layer = self._structs.experts(layer)
+        self._do("colibri_moe_finish", c_layer, self._routed(layer, routing), c_y, c_x)
+
+    def head_step(self, layer: Head, x: Floats) -> Floats:
+        """See `Kernels.head_step`."""
+        out = np.empty((len(x), layer.lm_head.rows), np.float32)
+        c_x = self._floats(x, (-1, layer.lm_head.columns), "x")
+        norm, matrix = self._structs.norm(layer.norm), self._structs.matrix(layer.lm_head)
+        self._do("colibri_head_step", norm, matrix, c_x, len(x), self._out(out))
+        return out
+
+    def matmul(self, matrix: Matrix, x: Floats) -> Floats:
+        """See `Kernels.matmul`."""
+        out = np.empty((len(x), matrix.rows), np.float32)
+        c_x = self._floats(x, (-1, matrix.columns), "x")
+        self._do("colibri_matmul", self._structs.matrix(matrix), c_x, len(x), self._out(out))
+        return out
+
+    def exp(self, x: Floats) -> Floats:
+        """The library's own exponential, which softmax, sigmoid and silu are made of."""
+        out = np.empty_like(x)
+        c_x = self._floats(x, (-1,), "x")
+        self._library.lib.colibri_exp(self._context.table, c_x, self._out(out), x.size)
+        return out
+
+    def _do(self, function: str, *arguments: Any) -> None:
+        """Call until done. Between calls that say AGAIN Python sees signals, so Ctrl-C works."""
+        lib, call = self._library.lib, getattr(self._library.lib, function)
+        code = call(self._context, *arguments)
+        while code == lib.COLIBRI_AGAIN:
+            code = call(self._context, *arguments)
+        if code != lib.COLIBRI_OK:
+            raise self._error(function, code)
+
+    def _error(self, function: str, code: int) -> Exception:
+        lib, where = self._library.lib, self._context.where
+        if code == lib.COLIBRI_FAILED:
+            return SlotFailed(where)
+        if code == lib.COLIBRI_NONFINITE:
+            return NonFiniteRow(where)
+        if code == lib.COLIBRI_WORKSPACE:
+            size = self._workspace.size
+            return ValueError(f"{function}: the step needs more than the {size} bytes reserved")
+        return ValueError(
+            f"{function}: an id, position, block or slot is out of range (at {where})"
+        )
+
+    def _limits(self, limits: Limits) -> Any:
+        values = {name: getattr(limits, name) for name in Limits.__dataclass_fields__}
+        return self._library.ffi.new("colibri_limits *", values)
+
+    def _routing(self, num_experts: int, hidden: Floats, ids: Ints, weights: Floats) -> Any:
+        rows, active = ids.shape
+        values = {
+            "rows": rows,
+            "num_experts_per_tok": active,
+            "num_experts": num_experts,
+            "hidden": self._floats(hidden, (rows, -1), "hidden"),
+            "ids": self._ints(ids, (rows, active), "ids"),
+            "weights": self._floats(weights, (rows, active), "weights"),
+        }
+        return self._library.ffi.new("colibri_routing *", values)
+
+    def _routed(self, layer: Experts, routing: Routing) -> Any:
+        width, wanted = routing.hidden.shape[1], layer.gate_proj.columns
+        if width != wanted:
+            raise ValueError(f"hidden is {width} wide, the experts take {wanted}")
+        return self._routing(layer.num_experts, routing.hidden, routing.ids, routing.weights)
+
+    def _floats(self, array: Floats, shape: tuple[int, ...], what: str) -> Any:
+        return address_of(self._library, array, np.float32, "float[]", shape, what)
+
+    def _ints(self, array: Ints, shape: tuple[int, ...], what: str) -> Any:
+        return address_of(self._library, array, np.int32, "int32_t[]", shape, what)
+
+    def _out(self, array: Floats) -> Any:
+        return self._library.ffi.from_buffer("float[]", array)
+
+
+def _tables() -> dict[str, Any]:
+    """Tables of the instruction sets that run here, by name, the best first."""
+    library = load()
+    ffi, lib = library.ffi, library.lib
+    return {
+        ffi.string(lib.colibri_isa_name(i)).decode(): lib.colibri_isa_table(i)
+        for i in range(lib.colibri_num_isas())
+        if lib.colibri_isa_runs(i)
+    }
+
+
+def _start_pool(owner: object, threads: int) -> Any:
+    """Threads that end with their owner."""
+    lib = load().lib
+    pool = lib.colibri_pool_new(threads)
+    if not pool:
+        raise NativeLibraryError(f"cannot start {threads} threads: give a smaller `threads`")
+    finalize(owner, lib.colibri_pool_free, pool)
+    return pool

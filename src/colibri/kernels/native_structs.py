@@ -1,0 +1,245 @@
+"""Weights as the structs of the native ABI.
+
+Every struct is built once for its dataclass and kept beside it, which keeps alive what it points
+to; a step then costs a look-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.formats import Bytes, Floats
+from colibri.kernels.api import (
+    FFN,
+    KV_BLOCK,
+    Attention,
+    ExpertPart,
+    Experts,
+    KVLayer,
+    Matrix,
+    Norm,
+    Router,
+    Slots,
+)
+from colibri.kernels.library import Library
+
+T = TypeVar("T")
+
+
+def address_of(
+    library: Library, array: NDArray[Any], dtype: type, kind: str, shape: tuple[int, ...], what: str
+) -> Any:
+    """A C pointer to a contiguous array of that type and shape (-1 in a shape: any size).
+
+    Raises:
+        ValueError: the array is anything else; native code would read past it.
+    """
+    fits = array.ndim == len(shape) and all(
+        want in (-1, size) for want, size in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{what} must be a contiguous {np.dtype(dtype)} array {list(shape)}, "
+            f"not {array.dtype} {list(array.shape)} with strides {array.strides}"
+        )
+    return library.ffi.from_buffer(kind, array)
+
+
+@dataclass(slots=True)
+class Structs:
+    """Builds structs and keeps them, for each object by its identity."""
+
+    library: Library
+    _kept: dict[int, tuple[object, Any]] = field(default_factory=dict)
+
+    def _once(self, source: T, build: Callable[[T], Any]) -> Any:
+        kept = self._kept.get(id(source))
+        if kept is None:
+            kept = self._kept[id(source)] = (source, build(source))
+        return kept[1]
+
+    def _new(self, kind: str, values: dict[str, Any]) -> Any:
+        return self.library.ffi.new(f"{kind} *", values)
+
+    def _bytes(self, array: Bytes, what: str) -> Any:
+        return address_of(self.library, array, np.uint8, "uint8_t[]", (-1,), what)
+
+    def _floats(self, array: Floats, shape: tuple[int, ...], what: str) -> Any:
+        return address_of(self.library, array, np.float32, "float[]", shape, what)
+
+    def matrix(self, matrix: Matrix) -> Any:
+        """`colibri_matrix *`."""
+        return self._once(matrix, lambda m: self._new("colibri_matrix", self._matrix(m)))
+
+    def norm(self, norm: Norm) -> Any:
+        """`colibri_norm *`."""
+        return self._once(norm, lambda n: self._new("colibri_norm", self._norm(n)))
+
+    def attention(self, layer: Attention) -> Any:
+        """`colibri_attention *`."""
+        return self._once(layer, lambda a: self._new("colibri_attention", self._attention(a)))
+
+    def ffn(self, layer: FFN) -> Any:
+        """`colibri_ffn *`."""
+        return self._once(layer, lambda f: self._new("colibri_ffn", self._ffn(f)))
+
+    def router(self, layer: Router) -> Any:
+        """`colibri_router *`."""
+        return self._once(layer, lambda r: self._new("colibri_router", self._router(r)))
+
+    def experts(self, layer: Experts) -> Any:
+        """`colibri_experts *`."""
+        return self._once(layer, lambda e: self._new("colibri_experts", self._experts(e)))
+
+    def kv(self, layer: KVLayer) -> Any:
+        """`colibri_kv *`."""
+        return self._once(layer, lambda k: self._new("colibri_kv", self._kv(k)))
+
+    def slots(self, table: Slots) -> Any:
+        """`colibri_slots *`."""
+        return self._once(table, lambda t: self._new("colibri_slots", self._slots(t)))
+
+    def _matrix(self, m: Matrix) -> dict[str, Any]:
+        nbytes, found = m.format.resident_nbytes((m.rows, m.columns)), m.data.size
+        if found < nbytes:
+            raise ValueError(
+                f"{m.format} [{m.rows}, {m.columns}] takes {nbytes} bytes, not {found}"
+            )
+        null = self.library.ffi.NULL
+        return {
+            "data": self._bytes(m.data, "matrix data"),
+            "bias": null if m.bias is None else self._floats(m.bias, (m.rows,), "bias"),
+            "panel_stride": m.format.panel_nbytes(m.columns),
+            "format": m.format.code,
+            "rows": m.rows,
+            "columns": m.columns,
+        }
+
+    def _part(self, part: ExpertPart) -> dict[str, Any]:
+        return {
+            "panel_stride": part.panel_stride,
+            "format": part.format.code,
+            "rows": part.rows,
+            "columns": part.columns,
+        }
+
+    def _norm(self, norm: Norm | None) -> dict[str, Any]:
+        if norm is None:
+            return {}
+        weight = self._floats(norm.weight, (-1,), "norm weight")
+        return {"weight": weight, "eps": norm.eps, "width": norm.weight.size}
+
+    def _attention(self, a: Attention) -> dict[str, Any]:
+        _check_attention(a)
+        projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+        plain = ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "scale")
+        return {
+            **{name: self._matrix(getattr(a, name)) for name in projections},
+            **{name: getattr(a, name) for name in plain},
+            "norm": self._norm(a.norm),
+            "q_norm": self._norm(a.q_norm),
+            "k_norm": self._norm(a.k_norm),
+            "rope_pairs": a.rope_pairing == "pair",
+            "window": a.window or 0,
+            "clip": math.inf if a.clip is None else a.clip,
+        }
+
+    def _ffn(self, f: FFN) -> dict[str, Any]:
+        _check_glu(f.gate_proj, f.up_proj, f.down_proj, f.activation)
+        return {
+            "norm": self._norm(f.norm),
+            "gate_proj": self._matrix(f.gate_proj),
+            "up_proj": self._matrix(f.up_proj),
+            "down_proj": self._matrix(f.down_proj),
+        }
+
+    def _router(self, r: Router) -> dict[str, Any]:
+        return {
+            "norm": self._norm(r.norm),
+            "gate": self._matrix(r.gate),
+            "num_experts_per_tok": r.num_experts_per_tok,
+            "normalize": r.normalize,
+        }
+
+    def _experts(self, e: Experts) -> dict[str, Any]:
+        _check_glu(e.gate_proj, e.up_proj, e.down_proj, e.activation)
+        return {
+            "gate_proj": self._part(e.gate_proj),
+            "up_proj": self._part(e.up_proj),
+            "down_proj": self._part(e.down_proj),
+            "shared": {} if e.shared is None else self._ffn(e.shared),
+            "shared_gate": {} if e.shared_gate is None else self._matrix(e.shared_gate),
+        }
+
+    def _kv(self, kv: KVLayer) -> dict[str, Any]:
+        if kv.format.is_coded:
+            raise ValueError(f"the K/V pool holds f32, bf16 or f16, not {kv.format}")
+        return {
+            "pool": self._bytes(kv.pool, "K/V pool"),
+            "pool_nbytes": kv.pool.size,
+            "block_nbytes": kv.block_nbytes,
+            "offset": kv.offset,
+            "format": kv.format.code,
+        }
+
+    def _slots(self, t: Slots) -> dict[str, Any]:
+        num, library = len(t.states), self.library
+        return {
+            "arena": self._bytes(t.arena, "arena"),
+            "arena_nbytes": t.arena.size,
+            "parts": address_of(library, t.parts, np.int64, "int64_t[]", (num, 3), "parts"),
+            "states": address_of(library, t.states, np.int32, "int32_t[]", (num,), "states"),
+            "num_slots": num,
+        }
+
+
+def check_kv(layer: Attention, kv: KVLayer) -> None:
+    """Refuse a pool that was made for other heads.
+
+    Raises:
+        ValueError: heads or block size differ.
+    """
+    nbytes = 2 * kv.format.nbytes((kv.num_kv_heads * KV_BLOCK, kv.head_dim))
+    if (kv.num_kv_heads, kv.head_dim) != (layer.num_kv_heads, layer.head_dim):
+        raise ValueError("the K/V pool was made for another number or size of heads")
+    if kv.offset < 0 or kv.offset + nbytes > kv.block_nbytes:
+        raise ValueError(f"{nbytes} bytes at {kv.offset} do not fit a block of {kv.block_nbytes}")
+
+
+def _check_attention(a: Attention) -> None:
+    q_width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    width = a.norm.weight.size
+    want = {
+        "q_proj": (q_width, width),
+        "k_proj": (kv_width, width),
+        "v_proj": (kv_width, width),
+        "o_proj": (width, q_width),
+    }
+    found = {name: (getattr(a, name).rows, getattr(a, name).columns) for name in want}
+    norms = [(a.q_norm, q_width), (a.k_norm, kv_width)]
+    norms_fit = all(n is None or n.weight.size in (a.head_dim, full) for n, full in norms)
+    if found != want or not norms_fit or a.num_heads % a.num_kv_heads or a.rotary_dim > a.head_dim:
+        raise ValueError(f"attention shapes contradict each other: {found}, wanted {want}")
+
+
+def _check_glu(
+    gate: Matrix | ExpertPart, up: Matrix | ExpertPart, down: Matrix | ExpertPart, activation: str
+) -> None:
+    if activation != "silu":
+        raise ValueError(f"activation {activation!r} has no kernel")
+    shape = (gate.rows, gate.columns)
+    if (up.rows, up.columns) != shape or (down.rows, down.columns) != shape[::-1]:
+        raise ValueError(f"gate, up and down contradict each other: {gate}, {up}, {down}")
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """Memory `[nbytes]` whose start is a multiple of 64."""
+    memory = np.empty(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes]

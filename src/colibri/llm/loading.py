@@ -1,0 +1,99 @@
+"""From settings to a model in memory, in the order that keeps the budget honest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from colibri.checkpoint.index import Checkpoint
+from colibri.errors import SettingsError
+from colibri.kernels import select_kernels
+from colibri.kernels.api import Kernels
+from colibri.llm.defaults import GenerationDefaults, token_ids
+from colibri.memory.budget import malloc_trim, process_rss
+from colibri.models.config import BaseConfig
+from colibri.models.description import Description
+from colibri.models.loader import load_model
+from colibri.models.model import Model
+from colibri.models.plan import Plan, plan_model
+from colibri.settings import Settings
+from colibri.text import ChatTemplate, Tokenizer
+
+BUNDLED = Path(__file__).parents[1] / "bundled"
+LoadProgress = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checkpoint understood and planned, before any weights are loaded."""
+
+    settings: Settings
+    description: Description
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+    kernels: Kernels
+    plan: Plan
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoint lies."""
+        return self.description.checkpoint.directory
+
+    @property
+    def config(self) -> BaseConfig:
+        """config.json as the family reads it."""
+        return self.description.blueprint.config
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a turn: of config, generation config and tokenizer together."""
+        own = token_ids(self.config.eos_token_id, f"{self.directory}/config.json: eos_token_id")
+        text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
+        return own | self.defaults.eos_ids | text
+
+    def load(self, progress: LoadProgress | None = None) -> Model:
+        """Carry out the plan."""
+        return load_model(self.description, self.plan, self.kernels, progress)
+
+
+def find_model(settings: Settings) -> Path:
+    """The checkpoint that the settings name, else the one that comes with the package.
+
+    Raises:
+        SettingsError: none is named and none came along.
+    """
+    if settings.model is not None:
+        return Path(settings.model)
+    if (BUNDLED / "config.json").is_file():
+        return BUNDLED
+    raise SettingsError(
+        "no model is named, and none came with this installation: name a checkpoint's directory "
+        "(--model, or COLIBRI_MODEL), or make one with `python tools/make_checkpoint.py my-model`"
+    )
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Read everything but weights, then plan.
+
+    The tokenizer comes first, and what its loading freed goes back to the system, so that the
+    process is measured as it will stay.
+
+    Raises:
+        CheckpointError, TextError, SettingsError, BudgetError: as their layers raise them.
+    """
+    directory = find_model(settings)
+    description = Description.of(Checkpoint.open(directory))
+    tokenizer = Tokenizer.load(directory)
+    template = ChatTemplate.load(directory) if tokenizer is not None else None
+    defaults = GenerationDefaults.load(directory)
+    kernels = make_kernels(settings)
+    malloc_trim()
+    plan = plan_model(description, settings.memory, kernels, process_rss())
+    return Prepared(settings, description, tokenizer, template, defaults, kernels, plan)
+
+
+def make_kernels(settings: Settings) -> Kernels:
+    """The kernels that the settings ask for."""
+    return select_kernels(settings.kernels, settings.activations, settings.threads)

@@ -1,0 +1,1 @@
+"""Expert store, arena, slots, reader, eviction, budget."""

@@ -1,0 +1,297 @@
+"""Hands out experts to compute with, whichever tier they were in.
+
+Bookkeeping is a few arrays: who is in which slot, which slots are leased, and the state words that
+the reader writes. A hit is a look-up in them. Every change leaves the arrays consistent at each
+step, so that Ctrl-C may come anywhere: an expert may be forgotten, but no slot has two owners and
+none is LOADING without a job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from colibri.checkpoint.experts import ExpertIndex
+from colibri.errors import BudgetError, ColibriError
+from colibri.kernels.api import EMPTY, FAILED, LOADING, READY, Ints, Slots
+from colibri.memory.arena import Arena
+from colibri.memory.eviction import Keys, Policy
+from colibri.memory.jobs import Reader
+from colibri.memory.read_errors import read_error
+from colibri.memory.record_table import RecordTable
+from colibri.memory.slot_classes import slot_classes
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Expert traffic since the start; hits + misses == requests.
+
+    Attributes:
+        requests: experts leased.
+        hits: those that were in a slot, or on the way to one.
+        late: those of the hits that were still on the way.
+        misses: those that had to be read.
+        prefetched: reads without a request.
+        evictions: experts that made room.
+        records: records that landed.
+        failed: reads that failed.
+        reads: system calls.
+        bytes_read: bytes of the records.
+        slack_bytes: read beside them, because direct reads are aligned.
+        wait_s: time spent in `Slots.wait`; native kernels wait by themselves.
+    """
+
+    requests: int
+    hits: int
+    late: int
+    misses: int
+    prefetched: int
+    evictions: int
+    records: int
+    failed: int
+    reads: int
+    bytes_read: int
+    slack_bytes: int
+    wait_s: float
+
+
+class Lease:
+    """Experts held in their slots until the `with` block ends; gives it their slots `[n]`."""
+
+    __slots__ = ("_experts", "_layer", "_pins", "_store")
+
+    def __init__(self, store: ExpertStore, layer: int, experts: Ints) -> None:
+        self._store, self._layer, self._experts = store, layer, experts
+        self._pins: list[Ints] = []
+
+    def __enter__(self) -> Ints:
+        try:
+            return self._store._acquire(self._layer, self._experts, self._pins)
+        except BaseException:
+            self._store._release(self._pins)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._store._release(self._pins)
+
+    def __del__(self) -> None:
+        """Ctrl-C between two instructions can keep `__exit__` from running."""
+        if self._pins:
+            self._store._release(self._pins)
+
+
+class ExpertStore:
+    """Owns arena, reader and policy; safe to use from several threads.
+
+    Attributes:
+        table: what `moe_step` gets.
+    """
+
+    def __init__(self, index: ExpertIndex, arena: Arena, policy: Policy, reader: Reader) -> None:
+        """`arena` has a class of slots for each of `slot_classes(index)`; `reader` writes to it."""
+        self._index, self._arena, self._policy, self._reader = index, arena, policy, reader
+        num_layers, self._num_experts, _ = index.file.shape
+        self._slot_of: Ints = np.full(num_layers * self._num_experts, _NOWHERE, np.int32)
+        self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
+        self._leases: Ints = np.zeros(arena.num_slots, np.int32)
+        self._records = RecordTable(index)
+        self._ranges = {
+            row: slots
+            for found, slots in zip(slot_classes(index), arena.ranges, strict=True)
+            for row in found.layers
+        }
+        self._requests = self._late = self._misses = self._prefetched = self._evictions = 0
+        self._wait_s = 0.0
+        self._lock = threading.RLock()
+        self.table = Slots(arena.data, arena.parts, arena.states, self._wait)
+
+    def lease(self, layer: int, experts: Ints) -> Lease:
+        """Hold `experts [n]` (ascending, all different); the block gets their slots `[n]`.
+
+        It begins at once: a slot may still be LOADING, its state word says so. All misses are read
+        together, in file order. No leased slot is evicted or moved. Leases may be nested and may
+        overlap.
+
+        Entering raises:
+            BudgetError: more experts than `capacity(layer)`, or than other leases leave.
+            ReadError: the store is closed.
+        """
+        return Lease(self, layer, experts)
+
+    def capacity(self, layer: int) -> int:
+        """The most experts that one lease of this layer can hold, if there is no other."""
+        return len(self._ranges[self._index.position[layer]])
+
+    def prefetch(self, layer: int, experts: Ints) -> int:
+        """Begin to read those of `experts [n]` (all different) that are in no slot.
+
+        A prefetch takes no lease, waits for nothing, and gets at most half of the slots that nobody
+        holds; the rest of it is refused. Returns how many reads were accepted.
+        """
+        row = self._index.position[layer]
+        keys = experts + np.int64(row * self._num_experts)
+        with self._lock:
+            missing = keys[self._slot_of[keys] == _NOWHERE]
+            accepted = missing[: len(self._idle(row)) // 2]
+            self._load(row, accepted, prefetch=True)
+            self._prefetched += len(accepted)
+        return len(accepted)
+
+    def failure(self, slot: int) -> ColibriError:
+        """The error to raise for a slot that is FAILED: it names file, offset, layer and expert."""
+        row, expert = divmod(int(self._key_of[slot]), self._num_experts)
+        return read_error(self._index, row, expert, self._reader.failure(slot))
+
+    @property
+    def stats(self) -> StoreStats:
+        """A snapshot of the counters."""
+        with self._lock:
+            read = self._reader.stats()
+            return StoreStats(
+                requests=self._requests,
+                hits=self._requests - self._misses,
+                late=self._late,
+                misses=self._misses,
+                prefetched=self._prefetched,
+                evictions=self._evictions,
+                records=read.records,
+                failed=read.failed,
+                reads=read.reads,
+                bytes_read=read.bytes_read,
+                slack_bytes=read.slack_bytes,
+                wait_s=self._wait_s,
+            )
+
+    def close(self) -> None:
+        """Cancel queued reads, wait for those in flight, give the memory back.
+
+        Whoever still waits for a slot sees it FAILED. Closing twice is fine.
+        """
+        self._reader.close()
+        with self._lock:
+            self._slot_of[:] = _NOWHERE
+            self._arena.states[:] = FAILED
+            self._arena.close()
+
+    def _acquire(self, layer: int, experts: Ints, pins: list[Ints]) -> Ints:
+        row = self._index.position[layer]
+        keys = experts + np.int64(row * self._num_experts)
+        late = misses = 0
+        with self._lock:
+            slots: Ints = self._slot_of[keys]
+            states = self._arena.words[slots]
+            if (states == READY).all():
+                self._leases[slots] += 1
+                pins.append(slots)
+            else:
+                slots, late, misses = self._admit(row, keys, slots, states, pins)
+            self._policy.touch(keys)
+            self._requests, self._misses = self._requests + len(keys), self._misses + misses
+            self._late += late
+        return slots
+
+    def _admit(
+        self, row: int, keys: Keys, slots: Ints, states: Ints, pins: list[Ints]
+    ) -> tuple[Ints, int, int]:
+        """Pin what is there, read what is not; returns slots, how many were late, and missed."""
+        failed, late = states == FAILED, slots[states == LOADING]
+        # Another lease may still hold a slot that failed: it stays as it is, this one tries again.
+        self._slot_of[keys[failed]] = _NOWHERE
+        present = (states == READY) | (states == LOADING)
+        held = slots[present]
+        self._leases[held] += 1
+        pins.append(held)
+        if len(late):
+            self._reader.promote(late)
+        missing = keys[~present]
+        slots[~present] = new = self._load(row, missing, prefetch=False)
+        self._leases[new] += 1
+        pins.append(new)
+        return slots, len(late), len(new)
+
+    def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Ints:
+        """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
+        if not len(keys):
+            return np.empty(0, np.int32)
+        slots = self._claim(row, len(keys))
+        try:
+            experts = keys - row * self._num_experts
+            self._arena.parts[slots] = self._records.parts(row, experts, self._arena.bases[slots])
+            self._key_of[slots] = keys
+            self._slot_of[keys] = slots
+            self._reader.submit(
+                self._records.jobs(row, experts, slots, self._arena.bases, prefetch)
+            )
+        except BaseException:
+            self._vacate(slots[self._arena.states[slots] == EMPTY])  # those that were not submitted
+            raise
+        return slots
+
+    def _claim(self, row: int, n: int) -> Ints:
+        """`n` slots that nobody holds, now EMPTY: free ones first, then the policy's victims'."""
+        idle = self._idle(row)
+        while len(idle) < n:
+            self._await_abandoned(row, n, len(idle))
+            idle = self._idle(row)
+        self._vacate(idle[self._arena.states[idle] == FAILED])
+        keys: Keys = self._key_of[idle]
+        free, owned = idle[keys == _NOWHERE], idle[keys != _NOWHERE]
+        if n <= len(free):
+            return free[:n]
+        victims = owned[self._policy.victims(n - len(free), self._key_of[owned])]
+        self._evictions += len(victims)
+        self._vacate(victims)
+        both: Ints = np.concatenate([free, victims])
+        return both
+
+    def _idle(self, row: int) -> Ints:
+        """Slots for records of this layer that are neither leased nor being written."""
+        slots = self._ranges[row]
+        window = slice(slots.start, slots.stop)
+        idle = (self._leases[window] == 0) & (self._arena.states[window] != LOADING)
+        return (np.flatnonzero(idle) + slots.start).astype(np.int32)
+
+    def _await_abandoned(self, row: int, n: int, num_idle: int) -> None:
+        """Wait for a read whose slot nobody holds: a prefetch, or that of a lease cut short."""
+        slots = self._ranges[row]
+        window = slice(slots.start, slots.stop)
+        loading = (self._leases[window] == 0) & (self._arena.states[window] == LOADING)
+        if loading.any():
+            self._reader.wait(slots.start + int(loading.argmax()))
+        elif len(self._idle(row)) == num_idle:  # none has landed meanwhile
+            raise BudgetError(
+                f"layer {self._index.layers[row].layer}: {n} more experts are wanted at once, and "
+                f"{num_idle} of {len(slots)} slots are free: lease fewer at a time (`capacity`), "
+                "or raise expert_slots"
+            )
+
+    def _vacate(self, slots: Ints) -> None:
+        """Make slots EMPTY and their experts homeless, unless those live elsewhere by now."""
+        keys = self._key_of[slots]
+        theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
+        self._slot_of[keys[theirs]] = _NOWHERE
+        self._key_of[slots] = _NOWHERE
+        self._arena.states[slots] = EMPTY
+
+    def _release(self, pins: list[Ints]) -> None:
+        with self._lock:
+            while pins:  # no call stands between the two statements, so Ctrl-C cannot either
+                self._leases[pins[-1]] -= 1
+                del pins[-1]
+
+    def _wait(self, slot: int) -> None:
+        if self._arena.states[slot] == LOADING:
+            start = time.perf_counter()
+            self._reader.wait(slot)
+            self._wait_s += time.perf_counter() - start

@@ -1,0 +1,145 @@
+"""What is asked of a reader, and what a reader promises.
+
+A job reads one record into one slot: its pieces land, its bytes are checked, then the slot's state
+word turns READY or FAILED. Whoever needs the slot looks at that word and at nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
+from colibri.formats import F16, PANEL_ROWS, padded
+from colibri.kernels.api import ExpertPart, Ints
+
+__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of"]
+
+_SCALE_BYTES = 2
+
+
+class Reason(IntEnum):
+    """Why a slot failed; the numbers are those of native/abi_reader.cdef."""
+
+    IO = 1
+    TRUNCATED = 2
+    CHECKSUM = 3
+    NOT_FINITE = 4
+    CANCELLED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the reader knows of a failed slot.
+
+    Attributes:
+        reason: the kind of failure.
+        error: errno, for IO.
+        file: index into the reader's files.
+        offset: byte in that file.
+        part: number of the part that is not finite, or -1.
+    """
+
+    reason: Reason
+    error: int = 0
+    file: int = 0
+    offset: int = 0
+    part: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStats:
+    """Sums since the start.
+
+    Attributes:
+        records: records that landed whole.
+        failed: jobs that ended in FAILED, cancelled ones aside.
+        reads: system calls that brought bytes.
+        bytes_read: useful bytes of those records.
+        slack_bytes: what direct reads brought along because they are aligned.
+    """
+
+    records: int = 0
+    failed: int = 0
+    reads: int = 0
+    bytes_read: int = 0
+    slack_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jobs:
+    """Records of one layer to read, n jobs of P pieces, in the order in which they shall be read.
+
+    Attributes:
+        slots: `[n]` where they go; none of them is LOADING.
+        files: `[n, P]` index into the reader's files.
+        offsets: `[n, P]` first byte in the file.
+        nbytes: `[n, P]` bytes; 0 is no piece.
+        targets: `[n, P]` arena offset, a multiple of PAGE, of the page that holds the first byte.
+        crcs: `[n]` CRC-32C over the pieces in order, or None.
+        scans: `[S, 6]` floats to look at, see `scans_of`; the reader keeps the array.
+        prefetch: whether demand jobs may overtake these.
+    """
+
+    slots: Ints
+    files: Ints
+    offsets: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    crcs: NDArray[np.uint32] | None
+    scans: NDArray[np.int64]
+    prefetch: bool = False
+
+
+class Reader(Protocol):
+    """Reads records into slots of one arena. One thread at a time submits; any may wait."""
+
+    def submit(self, jobs: Jobs) -> None:
+        """Make the slots LOADING and queue the jobs: all of them, or none when this raises."""
+
+    def promote(self, slots: Ints) -> None:
+        """Treat those of `slots` that still wait as prefetches as demanded."""
+
+    def wait(self, slot: int) -> None:
+        """Return when the slot is not LOADING. Ctrl-C gets through."""
+
+    def failure(self, slot: int) -> Failure:
+        """Why the slot failed."""
+
+    def stats(self) -> ReaderStats:
+        """Sums since the start."""
+
+    def close(self) -> None:
+        """Cancel queued jobs, wait for reads in flight, end threads. Closing twice is fine."""
+
+
+def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:
+    """Where the floats of a record lie: weights of float formats, scales of integer ones.
+
+    Returns:
+        Rows `[S, 6]`: part, offset in it, bytes of a run, stride, number of runs, format code.
+    """
+    rows = [(i, *run) for i, part in enumerate(layout.parts) for run in _runs(part)]
+    return np.array(rows, np.int64).reshape(-1, 6)
+
+
+def _runs(part: ExpertPart) -> list[tuple[int, int, int, int, int]]:
+    """Offset, bytes, stride, count and format of a part's floats."""
+    panel, stride = part.format.panel_nbytes(part.columns), part.panel_stride
+    if part.format.is_coded:
+        scales = (
+            padded(part.columns, part.format.group) // part.format.group * PANEL_ROWS * _SCALE_BYTES
+        )
+        return [(0, scales, stride, -(-part.rows // PANEL_ROWS), F16.code)]
+    if stride == panel:
+        return [(0, part.format.nbytes((part.rows, part.columns)), 0, 1, part.format.code)]
+    panels, rest = divmod(part.rows, PANEL_ROWS)
+    tail = part.format.nbytes((rest, part.columns))
+    return [
+        (0, panel, stride, panels, part.format.code),
+        (panels * stride, tail, 0, 1, part.format.code),
+    ]

@@ -1,0 +1,79 @@
+"""The null tier: a reader without disk, threads or time, on which decisions are tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from colibri.errors import ReadError
+from colibri.kernels.api import FAILED, LOADING, READY, Ints
+from colibri.memory.arena import Arena
+from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
+
+
+class NullReader:
+    """A `Reader` that lands nothing and leaves it to the caller when a job ends, and how.
+
+    Attributes:
+        demand: slots whose demand jobs are not finished, in order of submission.
+        prefetch: the same for prefetch jobs.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._states = arena.states
+        self.demand: dict[int, int] = {}  # slot -> useful bytes
+        self.prefetch: dict[int, int] = {}
+        self._failures: dict[int, Failure] = {}
+        self._stats = ReaderStats()
+        self._closed = False
+
+    def submit(self, jobs: Jobs) -> None:
+        """Make the slots LOADING."""
+        if self._closed:
+            raise ReadError("the expert store is closed: open the model again")
+        queue = self.prefetch if jobs.prefetch else self.demand
+        queue.update(zip(jobs.slots.tolist(), jobs.nbytes.sum(axis=1).tolist(), strict=True))
+        self._states[jobs.slots] = LOADING
+
+    def finish(self, slot: int) -> None:
+        """The slot's record has landed."""
+        nbytes = self._pop(slot)
+        stats = self._stats
+        self._stats = replace(
+            stats, records=stats.records + 1, bytes_read=stats.bytes_read + nbytes
+        )
+        self._states[slot] = READY
+
+    def fail(self, slot: int, failure: Failure) -> None:
+        """The slot's read has failed."""
+        self._pop(slot)
+        self._failures[slot] = failure
+        self._stats = replace(self._stats, failed=self._stats.failed + 1)
+        self._states[slot] = FAILED
+
+    def promote(self, slots: Ints) -> None:
+        """Move prefetches to the end of the demand queue."""
+        for slot in slots.tolist():
+            if slot in self.prefetch:
+                self.demand[slot] = self.prefetch.pop(slot)
+
+    def wait(self, slot: int) -> None:
+        """Finish jobs in order until the slot is not LOADING."""
+        while self._states[slot] == LOADING:
+            self.finish(next(iter(self.demand or self.prefetch)))
+
+    def failure(self, slot: int) -> Failure:
+        """Why the slot failed."""
+        return self._failures[slot]
+
+    def stats(self) -> ReaderStats:
+        """Sums since the start."""
+        return self._stats
+
+    def close(self) -> None:
+        """Cancel everything."""
+        self._closed = True
+        for slot in (*self.demand, *self.prefetch):
+            self.fail(slot, Failure(Reason.CANCELLED))
+
+    def _pop(self, slot: int) -> int:
+        return (self.demand if slot in self.demand else self.prefetch).pop(slot)

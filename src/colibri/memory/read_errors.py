@@ -1,0 +1,39 @@
+"""A failed slot, told to people: which file, where, which expert, what next."""
+
+from __future__ import annotations
+
+import os
+
+from colibri.checkpoint.experts import ExpertIndex
+from colibri.errors import ColibriError, NumericsError, ReadError
+from colibri.memory.jobs import Failure, Reason
+
+_NEXT_STEP = {
+    Reason.TRUNCATED: "the file ends before the record does: it was cut while open; restore it",
+    Reason.CHECKSUM: "its bytes do not match their checksum: check the drive, or convert again",
+    Reason.CANCELLED: "the store was closed before the record was read",
+}
+
+
+def read_error(index: ExpertIndex, row: int, expert: int, failure: Failure) -> ColibriError:
+    """The error to raise: NumericsError for floats that are not finite, else ReadError.
+
+    `row` is the layer's row in the index.
+    """
+    layout = index.layers[row]
+    name = f"expert {expert} of layer {layout.layer}"
+    place = f"{index.files[failure.file]}, byte {failure.offset}"
+    if failure.reason == Reason.NOT_FINITE:
+        part = layout.parts[failure.part]
+        kind = "scale" if part.format.is_coded else "weight"
+        return NumericsError(
+            f"{place}: {part.name} of {name} holds a {kind} that is not finite: "
+            "the checkpoint is damaged; download or convert it again"
+        )
+    if failure.reason == Reason.CANCELLED:
+        return ReadError(f"{name}: {_NEXT_STEP[failure.reason]}")
+    if failure.reason == Reason.IO:
+        return ReadError(
+            f"{place}: reading {name} failed ({os.strerror(failure.error)}): check the drive"
+        )
+    return ReadError(f"{place}: reading {name} failed: {_NEXT_STEP[failure.reason]}")

@@ -1,0 +1,121 @@
+"""Reading records on Python threads: same jobs and answers as native/reader.c, but slower."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from colibri.errors import ReadError
+from colibri.kernels.api import FAILED, LOADING, READY, Ints
+from colibri.memory.arena import Arena
+from colibri.memory.files import OpenFiles
+from colibri.memory.forked import LIVING
+from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
+from colibri.memory.landing import Job, Landing, LandingFailed, split
+
+_WAIT_S = 0.1  # so that Ctrl-C gets through where waiting on a condition cannot be interrupted
+
+
+class ThreadReader:
+    """A `Reader` whose threads need the GIL between reads, and lag where Python is busy."""
+
+    def __init__(self, arena: Arena, files: OpenFiles, num_threads: int = 4) -> None:
+        """Start the threads; `files` belongs to the reader from now on."""
+        self._states, self._files = arena.states, files
+        self._landing = Landing(arena, files)
+        self._changed = threading.Condition()
+        self._demand: deque[Job] = deque()
+        self._prefetch: deque[Job] = deque()
+        self._failures: dict[int, Failure] = {}
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"colibri-reader-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        LIVING.add(self)
+
+    def submit(self, jobs: Jobs) -> None:
+        """Queue the jobs; see `Reader.submit`."""
+        new = split(jobs)
+        with self._changed:
+            if self._closed:
+                raise ReadError("the expert store is closed: open the model again")
+            queue = self._prefetch if jobs.prefetch else self._demand
+            try:
+                self._states[jobs.slots] = LOADING
+                queue.extend(new)
+                self._changed.notify_all()
+            except BaseException:  # Ctrl-C: no slot may stay LOADING without a job
+                self._withdraw({job.slot for job in new})
+                raise
+
+    def promote(self, slots: Ints) -> None:
+        """Move waiting prefetches to the end of the demand queue."""
+        wanted = set(slots.tolist())
+        with self._changed:
+            moved = [job for job in self._prefetch if job.slot in wanted]
+            for job in moved:
+                self._prefetch.remove(job)
+                self._demand.append(job)
+
+    def wait(self, slot: int) -> None:
+        """Sleep until the slot has landed or failed."""
+        with self._changed:
+            while self._states[slot] == LOADING:
+                self._changed.wait(_WAIT_S)
+
+    def failure(self, slot: int) -> Failure:
+        """Why the slot failed."""
+        return self._failures.get(slot, Failure(Reason.CANCELLED))
+
+    def stats(self) -> ReaderStats:
+        """Sums since the start."""
+        return self._landing.stats
+
+    def close(self) -> None:
+        """Cancel what waits, finish what is being read."""
+        LIVING.discard(self)
+        with self._changed:
+            self._closed = True
+            self._withdraw({job.slot for job in (*self._demand, *self._prefetch)})
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._files.close()
+
+    def abandon(self) -> None:
+        """In a forked child; see `Abandonable`. The old lock may be held for ever."""
+        self._changed = threading.Condition()
+        self._closed, self._threads = True, []
+        self._states[self._states == LOADING] = FAILED
+
+    def _withdraw(self, slots: set[int]) -> None:
+        """Cancel those of the slots whose jobs nobody has begun; the lock is held."""
+        for queue in (self._demand, self._prefetch):
+            for job in [job for job in queue if job.slot in slots]:
+                queue.remove(job)
+        for slot in slots:
+            self._failures[slot] = Failure(Reason.CANCELLED)
+            self._states[slot] = FAILED
+
+    def _work(self) -> None:
+        while (job := self._take()) is not None:
+            state = READY
+            try:
+                self._landing.land(job)
+            except LandingFailed as failed:
+                self._failures[job.slot] = failed.failure
+                state = FAILED
+            with self._changed:
+                self._states[job.slot] = state
+                self._changed.notify_all()
+
+    def _take(self) -> Job | None:
+        with self._changed:
+            while not self._closed:
+                if self._demand or self._prefetch:
+                    return (self._demand or self._prefetch).popleft()
+                self._changed.wait()
+        return None

@@ -1,0 +1,56 @@
+"""From (layer, expert, slot) to what reader and kernels need: the index, ready for arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
+from colibri.kernels.api import Ints
+from colibri.memory.jobs import PAGE, Jobs, scans_of
+
+Int64s = NDArray[np.int64]
+
+
+class RecordTable:
+    """Columns of the index and constants of each layer; `row` is a layer's row in the index."""
+
+    def __init__(self, index: ExpertIndex) -> None:
+        self._index = index
+        self._scans = [scans_of(layout) for layout in index.layers]
+        self._regions = [_padded(layout, index.file.shape[2]) for layout in index.layers]
+
+    def parts(self, row: int, experts: Int64s, bases: Int64s) -> Int64s:
+        """Arena offsets `[n, 3]` of gate, up and down of `experts [n]` in slots at `bases [n]`."""
+        layout = self._index.layers[row]
+        pieces = list(layout.part_pieces)
+        slack = self._index.offset[row, experts][:, pieces] % PAGE
+        starts: Int64s = self._regions[row][pieces] + np.array(layout.part_deltas)
+        found: Int64s = bases[:, None] + starts + slack
+        return found
+
+    def jobs(self, row: int, experts: Int64s, slots: Ints, bases: Int64s, prefetch: bool) -> Jobs:
+        """Reads of `experts [n]` into `slots [n]`, in file order.
+
+        `bases [num_slots]` is where all slots start.
+        """
+        index = self._index
+        order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
+        experts, slots = experts[order], slots[order]
+        return Jobs(
+            slots=slots,
+            files=index.file[row, experts],
+            offsets=index.offset[row, experts],
+            nbytes=index.nbytes[row, experts],
+            targets=bases[slots][:, None] + self._regions[row],
+            crcs=None if index.crc is None else index.crc[row, experts],
+            scans=self._scans[row],
+            prefetch=prefetch,
+        )
+
+
+def _padded(layout: ExpertLayerLayout, num_pieces: int) -> Int64s:
+    """Slot offsets of the regions `[P]`, 0 where this layer has fewer pieces than others."""
+    regions = np.zeros(num_pieces, np.int64)
+    regions[: len(layout.regions)] = layout.regions
+    return regions

@@ -1,0 +1,99 @@
+"""What depends on the operating system: direct reads, page cache, /proc and cgroups.
+
+Everything here has a plain answer where Linux's is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+def open_for_reading(path: Path) -> tuple[int, bool]:
+    """Open with O_DIRECT where the file system takes it; returns the descriptor and whether it did.
+
+    Raises:
+        OSError: the file cannot be opened at all.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    if _DIRECT:
+        with suppress(OSError):
+            return os.open(path, flags | _DIRECT), True
+    return os.open(path, flags), False
+
+
+def make_buffered(fd: int) -> None:
+    """Turn direct reads of an open file off."""
+    import fcntl  # exists where O_DIRECT does
+
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
+
+
+def drop_cached(fd: int, offset: int, nbytes: int) -> None:
+    """Tell the system that these bytes of the file are not wanted in its cache."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def malloc_trim() -> None:
+    """Give freed heap memory back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
+def kilobyte_fields(path: Path) -> dict[str, int]:
+    """`Name: 123 kB` lines of a /proc file, in bytes; empty where there is no such file."""
+    fields: dict[str, int] = {}
+    for line in _lines(path):
+        name, _, value = line.partition(":")
+        words = value.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            fields[name] = int(words[0]) * 1024
+    return fields
+
+
+def cgroup_room(root: Path = Path("/")) -> int | None:
+    """Bytes that the tightest memory cgroup above this process still allows; None without a limit.
+
+    Inactive file pages count as free: the kernel takes them back before it refuses memory.
+    `root` is where /proc and /sys are looked for.
+    """
+    rooms: list[int] = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            rooms += _rooms(root / "sys/fs/cgroup", path, ("memory.max", "memory.current", ""))
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            rooms += _rooms(root / "sys/fs/cgroup/memory", path, names)
+    return min(rooms, default=None)
+
+
+def _rooms(mount: Path, path: str, names: tuple[str, str, str]) -> list[int]:
+    """What each group from `path` up to the mount leaves; in a container `path` may not exist."""
+    inside = mount / path.lstrip("/")
+    groups = [inside, *inside.parents] if inside.is_dir() else [mount]
+    found = (_room(group, *names) for group in groups if group == mount or mount in group.parents)
+    return [room for room in found if room is not None]
+
+
+def _room(group: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
+    limit, usage = (next(iter(_lines(group / name)), "") for name in (limit_name, usage_name))
+    if (
+        not (limit.isdigit() and usage.isdigit()) or int(limit) >= 1 << 62
+    ):  # v1 writes a huge number for "none"
+        return None
+    stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
+    return max(0, int(limit) - int(usage) + int(stat.get(f"{prefix}inactive_file", 0)))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,232 @@
+"""Typed reading of config.json: declared keys are checked, undeclared ones refused by name.
+
+Field names are Hugging Face's keys. A field without a default is required. A key that no field
+declares must be one that cannot change the computation (`_INERT`) or be switched off (null, false,
+0, empty); anything else is refused, since a model computed without it would be another model.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from colibri.errors import ConfigError, UnsupportedModelError
+from colibri.nn.rope import Rope
+
+_INERT = re.compile(
+    r"""_.* | architectures | auto_map | transformers_version | tokenizer_class | name_or_path
+    | model_name | dtype | torch_dtype | torchscript | use_bfloat16 | use_cache
+    | .*_dropout | dropout | initializer_.* | router_.*_coef | router_jitter_noise
+    | output_(attentions|hidden_states|router_logits|scores|past) | return_dict.* | (pad|sep|decoder_start|cls|mask)_token_id
+    | id2label | label2id | problem_type | finetuning_task | task_specific_params
+    | is_decoder | is_encoder_decoder | chunk_size_feed_forward | pretraining_tp | prefix
+    | max_length | min_length | do_sample | temperature | top_[kp] | num_beams.*
+    | length_penalty | early_stopping | num_return_sequences | pruned_heads
+    | (attn|experts)_implementation | use_flash_attn | max_window_layers
+    | num_nextn_predict_layers | rope_theta | language_model_only""",
+    re.VERBOSE,
+)
+# Checked wherever a family declares them and they are given.
+_POSITIVE = {
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "clip_qkv",
+}
+Tokens = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """The keys that every decoder has; families add their own as fields."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    bos_token_id: Tokens = None
+    eos_token_id: Tokens = None
+
+    default_rope_theta: ClassVar[float] = 10000.0
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Build from a normalised config.json (`colibri.checkpoint.config.normalize`).
+
+        Raises:
+            ConfigError: a required key is missing, a value has the wrong type or contradicts
+                another.
+            UnsupportedModelError: a key that would change the computation and is not implemented.
+        """
+        known = {item.name: item for item in fields(cls)}
+        hints = typing.get_type_hints(cls)
+        values = {
+            key: _typed(key, value, hints[key])
+            for key, value in config.items()
+            if key in known and value is not None
+        }
+        for item in known.values():
+            _require(item, values, cls.__module__)
+        for key, value in config.items():
+            if key not in known and not _INERT.fullmatch(key) and not _is_off(key, value):
+                raise UnsupportedModelError(
+                    f"config.json: {key} = {value!r} is not implemented for model_type "
+                    f"{config.get('model_type')!r} and may change the result; the model is refused "
+                    "rather than computed wrongly"
+                )
+        read = cls(**values)
+        read.check()
+        return read
+
+    def check(self) -> None:
+        """Refuse values that contradict each other or are not implemented; families extend it.
+
+        Raises:
+            ConfigError: sizes that do not divide or are not positive.
+            UnsupportedModelError: an activation other than silu.
+        """
+        if self.hidden_act != "silu":
+            raise UnsupportedModelError(
+                f"config.json: hidden_act = {self.hidden_act!r} is not implemented; only 'silu' is"
+            )
+        for key in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
+            self.require(getattr(self, key) > 0, key, "must be positive")
+        self.require(self.kv_heads > 0, "num_key_value_heads", "must be positive")
+        self.require(
+            self.num_attention_heads % self.kv_heads == 0,
+            "num_key_value_heads",
+            "must divide num_attention_heads",
+        )
+        self.require(
+            self.head_dim is not None or self.hidden_size % self.num_attention_heads == 0,
+            "hidden_size",
+            "must be a multiple of num_attention_heads where head_dim is not given",
+        )
+        self.require(self.head_width > 0 and self.head_width % 2 == 0, "head_dim", "must be even")
+        self.require(self.rms_norm_eps >= 0, "rms_norm_eps", "must not be negative")
+        for key in _POSITIVE & {item.name for item in fields(self)}:
+            value = getattr(self, key)
+            self.require(value is None or value > 0, key, "must be positive")
+
+    def require(self, holds: bool, key: str, rule: str) -> None:
+        """Raise ConfigError with the key, its value and the rule unless it holds."""
+        if not holds:
+            raise ConfigError(f"config.json: {key} = {getattr(self, key)!r} {rule}")
+
+    @property
+    def kv_heads(self) -> int:
+        """num_key_value_heads, one a query head where it is not given."""
+        return (
+            self.num_attention_heads
+            if self.num_key_value_heads is None
+            else self.num_key_value_heads
+        )
+
+    @property
+    def head_width(self) -> int:
+        """head_dim, hidden_size / num_attention_heads where it is not given."""
+        return (
+            self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+        )
+
+    @cached_property
+    def rope(self) -> Rope:
+        """The rotary embedding of `rope_parameters`."""
+        parameters = {"rope_theta": self.default_rope_theta, **self.rope_parameters}
+        limit = self.max_position_embeddings
+        return Rope.from_parameters(
+            parameters, head_dim=self.head_width, max_position_embeddings=limit
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig(BaseConfig):
+    """Keys of softmax-routed experts."""
+
+    num_experts: int
+    num_experts_per_tok: int
+
+    def check(self) -> None:
+        """Sizes of the router."""
+        super().check()
+        self.require(self.num_experts > 0, "num_experts", "must be positive")
+        self.require(
+            0 < self.num_experts_per_tok <= self.num_experts,
+            "num_experts_per_tok",
+            "must be 1..num_experts",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StridedMoEConfig(MoEConfig):
+    """Sparse layers at a stride, with exceptions; the others are dense with `intermediate_size`."""
+
+    intermediate_size: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Sizes of the pattern."""
+        super().check()
+        self.require(self.decoder_sparse_step > 0, "decoder_sparse_step", "must be positive")
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer `index` has routed experts."""
+        return index not in self.mlp_only_layers and (index + 1) % self.decoder_sparse_step == 0
+
+
+def _require(item: Field[Any], values: Mapping[str, Any], module: str) -> None:
+    optional = item.default is not MISSING or item.default_factory is not MISSING
+    if not optional and item.name not in values:
+        raise ConfigError(
+            f"config.json: the key {item.name} is missing; {module.rsplit('.', 1)[-1]} needs it"
+        )
+
+
+def _is_off(key: str, value: Any) -> bool:
+    if key == "layer_types" and isinstance(value, list):
+        return set(value) <= {"full_attention"}
+    return value is None or value is False or value in (0, "", [], {})
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """Check `value` against a field's annotation; lists become tuples, whole numbers floats."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    for option in typing.get_args(hint) if is_union else (hint,):
+        kind = typing.get_origin(option) or option
+        if kind is tuple and isinstance(value, list):
+            item = typing.get_args(option)[0]
+            return tuple(_typed(f"{key}[{i}]", found, item) for i, found in enumerate(value))
+        if kind is float and _is_a(value, int | float) and abs(value) <= sys.float_info.max:
+            return float(value)
+        if kind is not float and _is_a(value, kind):
+            return value
+    wanted = hint.__name__ if isinstance(hint, type) else hint
+    raise ConfigError(f"config.json: {key} = {value!r} has the wrong type, wanted {wanted}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """isinstance, but a bool is no number."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,0 +1,59 @@
+"""`coli convert`: a checkpoint of any family as a container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from colibri.checkpoint.convert import ConvertProgress, ConvertReport, DenseParameter, convert
+from colibri.checkpoint.index import Checkpoint
+from colibri.formats import Format, get_format
+from colibri.models.description import DenseTensor, Description
+
+_CODED_KINDS = ("matrix", "embedding")
+
+
+def convert_model(
+    source: Path,
+    destination: Path,
+    *,
+    experts: str | None = "int4-g64",
+    dense: str | None = None,
+    progress: Callable[[ConvertProgress], None] | None = None,
+) -> ConvertReport:
+    """Write the checkpoint `source` to `destination` as a container.
+
+    Args:
+        source: a checkpoint of a known family, Hugging Face's or a container.
+        destination: empty, missing, or left by an interrupted run of the same conversion.
+        experts: format of routed experts; None keeps theirs.
+        dense: format of dense matrices and of the embedding; None keeps theirs. Norms, biases and
+            routers always keep theirs.
+        progress: told after every expert.
+
+    Raises:
+        CheckpointError: `source` is broken or incomplete, `destination` holds something else, or
+            its disk is too small.
+        UnsupportedModelError: an unknown format, or one that would round coded weights again.
+        NumericsError: a weight is not finite.
+    """
+    expert_format = get_format(experts) if experts else None
+    dense_format = get_format(dense) if dense else None
+    checkpoint = Checkpoint.open(source)
+    description = Description.of(checkpoint)
+    parameters = [_parameter(tensor, dense_format) for tensor in description.dense]
+    return convert(
+        checkpoint,
+        description.experts,
+        parameters,
+        destination,
+        family=description.blueprint.family.model_type,
+        experts=expert_format,
+        progress=progress,
+    )
+
+
+def _parameter(tensor: DenseTensor, dense: Format | None) -> DenseParameter:
+    parameter = tensor.parameter
+    fmt = dense if dense and parameter.kind in _CODED_KINDS else tensor.stored
+    return DenseParameter(parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt)

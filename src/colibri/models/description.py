@@ -1,0 +1,118 @@
+"""A blueprint joined to a checkpoint's tensors: nothing is missing, nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from colibri.checkpoint.experts import ExpertIndex, index_experts
+from colibri.checkpoint.index import Checkpoint
+from colibri.checkpoint.rename import Census, Renaming
+from colibri.checkpoint.safetensors import TensorSpec
+from colibri.errors import UnsupportedModelError
+from colibri.formats import BF16, F16, F32, FloatFormat, Format
+from colibri.models.blueprint import Blueprint
+from colibri.nn.parameter import Parameter
+
+FLOAT_DTYPES: dict[str, FloatFormat] = {"F32": F32, "F16": F16, "BF16": BF16}
+_ALIGNMENT = 64
+_CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """One dense tensor, where it is stored and how it will be resident.
+
+    Attributes:
+        stored: format of the bytes in the file.
+        resident: the same for matrices; float32 for norms and biases.
+    """
+
+    parameter: Parameter
+    spec: TensorSpec
+    stored: Format
+    resident: Format
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`[rows, columns]`; a vector is one row."""
+        shape = self.parameter.shape
+        return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes it takes in memory, rounded up to the alignment of kernels."""
+        return -(-self.resident.resident_nbytes(self.shape) // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A checkpoint understood: every tensor has its place."""
+
+    checkpoint: Checkpoint
+    blueprint: Blueprint
+    dense: tuple[DenseTensor, ...]
+    experts: ExpertIndex
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Description:
+        """Take the census.
+
+        Raises:
+            CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, or left over;
+                named.
+        """
+        blueprint = Blueprint.of(checkpoint.config)
+        census = Census(Renaming(blueprint.family.rename).apply(checkpoint.tensors))
+        dense = tuple(_dense(checkpoint, census, parameter) for parameter in blueprint.parameters())
+        requests = blueprint.expert_layers()
+        if checkpoint.container is not None:
+            experts = checkpoint.container.expert_index(requests)
+            census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
+        else:
+            experts = index_experts(census, requests)
+            census.finish(blueprint.ignored())
+        return cls(checkpoint, blueprint, dense, experts)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Resident bytes of the dense part."""
+        return sum(tensor.resident_nbytes for tensor in self.dense)
+
+    @property
+    def float_format(self) -> FloatFormat:
+        """The checkpoint's own float format: the embedding's, bf16 where that is coded."""
+        stored = self.dense[0].stored
+        return stored if isinstance(stored, FloatFormat) else BF16
+
+    def formats(self) -> Iterator[str]:
+        """Names of the formats that hold weights, experts first."""
+        names = [part.format.name for layer in self.experts.layers for part in layer.parts]
+        yield from dict.fromkeys([*names, *(tensor.stored.name for tensor in self.dense)])
+
+
+def _dense(checkpoint: Checkpoint, census: Census, parameter: Parameter) -> DenseTensor:
+    container = checkpoint.container
+    if container is not None and parameter.name in container.coded:
+        coded, shape = container.coded[parameter.name]
+        if shape != parameter.shape:
+            raise UnsupportedModelError(
+                f"{checkpoint.directory / 'colibri.json'}: {parameter.name} has shape "
+                f"{list(shape)}, wanted {list(parameter.shape)}; convert the model again"
+            )
+        spec = census.take(parameter.name, (coded.resident_nbytes(shape),))
+        return DenseTensor(parameter, spec, coded, coded)
+    spec = census.take(parameter.name, parameter.shape)
+    stored = _float_format(spec)
+    is_vector = parameter.kind in ("norm", "bias")
+    return DenseTensor(parameter, spec, stored, F32 if is_vector else stored)
+
+
+def _float_format(spec: TensorSpec) -> FloatFormat:
+    try:
+        return FLOAT_DTYPES[spec.dtype]
+    except KeyError:
+        raise UnsupportedModelError(
+            f"{spec.file.name}: tensor {spec.name} has dtype {spec.dtype}; dense tensors may be "
+            f"{', '.join(FLOAT_DTYPES)}"
+        ) from None

@@ -1,0 +1,174 @@
+"""Random checkpoints of any family: its parameters, with deviations that keep activations sane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
+from colibri.checkpoint.generate import RandomModel, RandomTensor, Spelling, generate_checkpoint
+from colibri.errors import UnsupportedModelError
+from colibri.formats import BF16, Format, get_format
+from colibri.models.blueprint import LM_HEAD, Blueprint
+from colibri.models.family import Family
+from colibri.nn.parameter import Parameter
+
+# What makes a tiny model peculiar and would only confuse a large one.
+_TINY_ONLY = ("mlp_only_layers", "layer_types", "use_sliding_window", "sliding_window")
+_TINY_ONLY_ROPE = ("rope_scaling", "rope_parameters")
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model, whatever its family.
+
+    Attributes:
+        hidden_size: D.
+        expert_size: width F of an expert.
+        num_experts: E.
+        num_experts_per_tok: A.
+        num_layers: all of them sparse.
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        vocab_size: V.
+    """
+
+    hidden_size: int
+    expert_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+SHAPES: Mapping[str, ModelShape] = {
+    "demo": ModelShape(512, 256, 32, 4, 10, 8, 4, 64, 264),
+    "1gb": ModelShape(1024, 512, 64, 8, 16, 16, 4, 64, 264),
+    "olmoe-7b": ModelShape(2048, 1024, 64, 8, 16, 16, 16, 128, 50304),
+    "qwen3-30b": ModelShape(2048, 768, 128, 8, 48, 32, 4, 128, 151936),
+    # Experts of GLM-5.2; four of its layers, plain attention and a smaller vocabulary.
+    "glm-5.2": ModelShape(6144, 2048, 256, 8, 4, 64, 8, 128, 32768),
+}
+
+
+def shape_names() -> tuple[str, ...]:
+    """What `shape_config` takes."""
+    return ("tiny", *SHAPES)
+
+
+def shape_config(family: Family, shape: str, num_layers: int | None = None) -> dict[str, Any]:
+    """A config.json of that family and shape; `tiny` is the family's own smallest model.
+
+    Raises:
+        UnsupportedModelError: no such shape.
+    """
+    ends = {"bos_token_id": None, "eos_token_id": END_OF_TEXT}
+    layers = {} if num_layers is None else {"num_hidden_layers": num_layers}
+    if shape == "tiny":
+        return family.tiny_config(**ends, **layers)
+    if shape not in SHAPES:
+        raise UnsupportedModelError(
+            f"unknown shape {shape!r}: known are {', '.join(shape_names())}"
+        )
+    declared = {item.name for item in fields(family.config)}
+    config = family.tiny_config(**_sizes(SHAPES[shape], declared), **ends)
+    for key in (*_TINY_ONLY, *_TINY_ONLY_ROPE, "num_local_experts"):
+        config.pop(key, None)
+    return config | layers
+
+
+def _sizes(size: ModelShape, declared: set[str]) -> dict[str, Any]:
+    """Keys of the sizes, as far as the family's config has them."""
+    by_width = "moe_intermediate_size" in declared
+    values = {
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.num_layers,
+        "num_attention_heads": size.num_heads,
+        "num_key_value_heads": size.num_kv_heads,
+        "head_dim": size.head_dim,
+        "max_position_embeddings": 4096,
+        "num_experts": size.num_experts,
+        "num_experts_per_tok": size.num_experts_per_tok,
+        "intermediate_size": size.expert_size * (size.num_experts_per_tok if by_width else 1),
+        "moe_intermediate_size": size.expert_size,
+        "shared_expert_intermediate_size": size.expert_size,
+    }
+    return {key: value for key, value in values.items() if key in declared}
+
+
+def generate(
+    directory: Path,
+    config: Mapping[str, Any],
+    *,
+    experts: str = "int4-g64",
+    dense: str = "bf16",
+    seed: int = 0,
+    spelling: Spelling = "per-expert",
+    shards: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a random checkpoint of `config`: a container where `experts` is a coded format.
+
+    Args:
+        directory: made if need be.
+        config: config.json's contents; it names the family.
+        experts: format of routed experts.
+        dense: format of dense matrices and embedding, where `experts` is coded; otherwise all
+            tensors get the one of the experts. Norms, biases and routers are never coded.
+        seed: of all weights.
+        spelling: how float experts are named on disk.
+        shards: files of a float checkpoint.
+        progress: told bytes written and bytes in all.
+
+    Raises:
+        ConfigError, UnsupportedModelError: the config is not that of a known family, or an unknown
+            format.
+        CheckpointError: the disk is too small, or the directory holds other files.
+    """
+    blueprint = Blueprint.of(config)
+    fmt = get_format(experts)
+    dense_format = get_format(dense) if fmt.is_coded else fmt
+    tied = blueprint.config.tie_word_embeddings
+    model = RandomModel(
+        config={**config, "dtype": _DTYPES[_plain(dense_format).name]},
+        family=blueprint.family.model_type,
+        dense=[_tensor(parameter, dense_format, tied) for parameter in blueprint.parameters()],
+        layers=blueprint.expert_layers(),
+        format=fmt,
+        seed=seed,
+    )
+    generate_checkpoint(directory, model, spelling=spelling, shards=shards, progress=progress)
+
+
+def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
+    """Deviations: rows of matrices have length one, and so keep the size of what they multiply."""
+    name, shape = parameter.name, parameter.shape
+    plain = _plain(dense)
+    unit = shape[-1] ** -0.5
+    match parameter.kind:
+        case "norm":
+            return RandomTensor(name, shape, plain, 0.1, mean=1.0)
+        case "bias":
+            return RandomTensor(name, shape, plain, 0.1)
+        case "router":
+            return RandomTensor(name, shape, plain, _ROUTER_GAIN * unit)
+        case "embedding":
+            # Ids that the tokenizer does not have must never be the likeliest.
+            return RandomTensor(name, shape, dense, 1.0, rows=NUM_TOKENS if tied else None)
+    if name == LM_HEAD:
+        return RandomTensor(name, shape, dense, _HEAD_GAIN * unit, rows=NUM_TOKENS)
+    return RandomTensor(name, shape, dense, unit)
+
+
+def _plain(dense: Format) -> Format:
+    """The format of what is never coded."""
+    return BF16 if dense.is_coded else dense

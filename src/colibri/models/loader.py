@@ -1,0 +1,141 @@
+"""Carries out a plan: dense weights, K/V pool, arena and reader; layers bound to kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeAlias
+
+import numpy as np
+
+from colibri.checkpoint.safetensors import read_into, read_tensor
+from colibri.errors import NumericsError
+from colibri.formats import Bytes, Floats
+from colibri.kernels import library
+from colibri.kernels.api import FFN, Head, Kernels, Matrix, Norm
+from colibri.kernels.mapping import Mapping
+from colibri.kv import KVPool
+from colibri.memory.opening import open_store
+from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from colibri.models.description import DenseTensor, Description
+from colibri.models.family import Layer
+from colibri.models.model import BoundLayer, Model
+from colibri.models.plan import KV_FORMATS, Plan
+from colibri.nn.ffn import DenseFFN
+from colibri.nn.moe import BoundMoE
+
+Progress: TypeAlias = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+def load_model(
+    description: Description, plan: Plan, kernels: Kernels, progress: Progress | None = None
+) -> Model:
+    """Load what `plan` says and nothing else.
+
+    Raises:
+        CheckpointError: a file changed or shrank since the census.
+        NumericsError: a norm or bias is not finite.
+    """
+    with ExitStack() as resources:
+        weights = _load_dense(description, resources, progress)
+        kernels.reserve(description.blueprint.limits(plan.prefill_chunk))
+        shapes = [layer.attention.kv_shape for layer in description.blueprint.layers]
+        pool = KVPool(shapes, plan.num_kv_blocks, KV_FORMATS[plan.kv_format])
+        resources.callback(pool.close)
+        native = library.load() if kernels.name == "native" else None
+        store = open_store(description.experts, plan.slots, library=native)
+        resources.callback(store.close)
+        layers = tuple(
+            _bind(description, weights, pool, index, layer)
+            for index, layer in enumerate(description.blueprint.layers)
+        )
+        config = description.blueprint.config
+        embedding = weights.matrix(EMBEDDING)
+        lm_head = embedding if config.tie_word_embeddings else weights.matrix(LM_HEAD)
+        head = Head(Norm(weights.vector(FINAL_NORM), config.rms_norm_eps), lm_head)
+        return Model(
+            family=description.blueprint.family,
+            config=config,
+            plan=plan,
+            kernels=kernels,
+            store=store,
+            kv=pool,
+            embedding=embedding,
+            layers=layers,
+            head=head,
+            resources=resources.pop_all(),
+        )
+
+
+class DenseWeights:
+    """Resident dense tensors by name; the `Weights` that blocks are bound to."""
+
+    def __init__(self) -> None:
+        """Filled by the loader."""
+        self._tensors: dict[str, tuple[DenseTensor, Bytes]] = {}
+
+    def add(self, tensor: DenseTensor, data: Bytes) -> None:
+        """Keep `data`, the tensor's resident bytes."""
+        self._tensors[tensor.parameter.name] = tensor, data
+
+    def vector(self, name: str) -> Floats:
+        """A norm or bias `[N]` float32."""
+        tensor, data = self._tensors[name]
+        return data[: 4 * tensor.shape[1]].view(np.float32)
+
+    def matrix(self, name: str, bias: str | None = None) -> Matrix:
+        """A matrix in its resident format, with its bias if one is named."""
+        tensor, data = self._tensors[name]
+        rows, columns = tensor.shape
+        added = None if bias is None else self.vector(bias)
+        return Matrix(tensor.resident, rows, columns, data, added)
+
+
+def _load_dense(
+    description: Description, resources: ExitStack, progress: Progress | None
+) -> DenseWeights:
+    mapping = Mapping(description.dense_nbytes, "dense weights")
+    resources.callback(mapping.close)
+    weights, start = DenseWeights(), 0
+    for tensor in description.dense:
+        region = mapping.data[start : start + tensor.resident_nbytes]
+        _fill(tensor, region)
+        weights.add(tensor, region[: tensor.resident.resident_nbytes(tensor.shape)])
+        start += tensor.resident_nbytes
+        if progress is not None:
+            progress("dense weights", start, description.dense_nbytes)
+    return weights
+
+
+def _fill(tensor: DenseTensor, region: Bytes) -> None:
+    """Read one tensor into its region; norms and biases become float32 and must be finite."""
+    if tensor.resident is tensor.stored:
+        read_into(tensor.spec, region[: tensor.spec.nbytes])
+    else:
+        values = tensor.stored.decode(read_tensor(tensor.spec), tensor.shape)
+        region[: values.nbytes] = values.reshape(-1).view(np.uint8)
+    if tensor.parameter.kind in ("norm", "bias"):
+        _check_finite(tensor, region[: 4 * tensor.shape[1]].view(np.float32))
+
+
+def _check_finite(tensor: DenseTensor, values: Floats) -> None:
+    broken = np.flatnonzero(~np.isfinite(values))
+    if broken.size:
+        raise NumericsError(
+            f"{tensor.spec.file}: tensor {tensor.spec.name} holds {values[broken[0]]} at "
+            f"{broken[0]}; fetch the file again"
+        )
+
+
+def _bind(
+    description: Description, weights: DenseWeights, pool: KVPool, index: int, layer: Layer
+) -> BoundLayer:
+    prefix = layer_prefix(index)
+    ffn: FFN | BoundMoE
+    if isinstance(layer.ffn, DenseFFN):
+        ffn = layer.ffn.bind(weights, prefix)
+    else:
+        layout = description.experts.layers[description.experts.position[index]]
+        ffn = layer.ffn.bind(weights, prefix, layout)
+    attention = layer.attention
+    return BoundLayer(attention.bind(weights, prefix), attention.rope, pool.layer(index), ffn)

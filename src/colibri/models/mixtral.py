@@ -1,0 +1,57 @@
+"""Mixtral: an optional window on every layer; the chosen weights are always renormalised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from colibri.models.config import MoEConfig
+from colibri.models.family import Family, Layer
+from colibri.nn.attention import GroupedQueryAttention
+from colibri.nn.moe import MoEFFN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MoEConfig):
+    """`intermediate_size` is the width of one expert."""
+
+    intermediate_size: int
+    sliding_window: int | None = None
+
+    default_rope_theta: ClassVar[float] = 1e6
+
+    def check(self) -> None:
+        """A window holds at least the token itself."""
+        super().check()
+        given = self.sliding_window is None or self.sliding_window > 0
+        self.require(given, "sliding_window", "must be positive or null")
+
+
+def layer(cfg: Config, index: int) -> Layer:
+    """All layers are alike."""
+    attention = GroupedQueryAttention.from_config(cfg, window=cfg.sliding_window)
+    moe = MoEFFN(
+        hidden_size=cfg.hidden_size,
+        eps=cfg.rms_norm_eps,
+        num_experts=cfg.num_experts,
+        num_experts_per_tok=cfg.num_experts_per_tok,
+        intermediate_size=cfg.intermediate_size,
+        normalize=True,
+    )
+    return Layer(attention, moe)
+
+
+FAMILY = Family(
+    model_type="mixtral",
+    config=Config,
+    layer=layer,
+    rename=((r"\.block_sparse_moe\.", ".mlp."),),
+    spelling="w1w3w2",
+    unrename=((".mlp.", ".block_sparse_moe."),),
+    tiny={
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+        "sliding_window": 24,
+    },
+)

@@ -1,0 +1,53 @@
+"""OLMoE: q/k norm over the whole projection, optional clipping, every layer sparse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colibri.models.config import MoEConfig
+from colibri.models.family import Family, Layer
+from colibri.nn.attention import GroupedQueryAttention
+from colibri.nn.moe import MoEFFN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MoEConfig):
+    """`intermediate_size` is the width of one expert."""
+
+    intermediate_size: int
+    norm_topk_prob: bool = False
+    attention_bias: bool = False
+    clip_qkv: float | None = None
+
+
+def layer(cfg: Config, index: int) -> Layer:
+    """All layers are alike."""
+    attention = GroupedQueryAttention.from_config(
+        cfg,
+        qk_norm="projection",
+        clip=cfg.clip_qkv,
+        qkv_bias=cfg.attention_bias,
+        o_bias=cfg.attention_bias,
+    )
+    moe = MoEFFN(
+        hidden_size=cfg.hidden_size,
+        eps=cfg.rms_norm_eps,
+        num_experts=cfg.num_experts,
+        num_experts_per_tok=cfg.num_experts_per_tok,
+        intermediate_size=cfg.intermediate_size,
+        normalize=cfg.norm_topk_prob,
+    )
+    return Layer(attention, moe)
+
+
+FAMILY = Family(
+    model_type="olmoe",
+    config=Config,
+    layer=layer,
+    tiny={
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 32,
+        "num_key_value_heads": 4,
+    },
+)

@@ -1,0 +1,224 @@
+"""One budget divided before anything is loaded, in the sizes that the loader will allocate.
+
+The order: process, dense weights, workspace, K/V, then expert slots out of 98 % of what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from colibri.errors import BudgetError, SettingsError
+from colibri.formats import BF16, F16, F32, FloatFormat
+from colibri.kernels.api import KV_BLOCK, Kernels, Limits
+from colibri.kernels.mapping import mapping_nbytes
+from colibri.kv import block_nbytes
+from colibri.memory.budget import usable_bytes
+from colibri.memory.slot_classes import divide, divide_slots, minimum_slots, slots_nbytes
+from colibri.models.description import Description
+from colibri.units import format_bytes, format_bytes_up
+
+KV_FORMATS: dict[str, FloatFormat] = {"f32": F32, "bf16": BF16, "f16": F16}
+_SLOT_SHARE = 0.98  # of what is left; the rest absorbs what cannot be foreseen to the byte
+_KV_SHARE = 0.25  # of what the dense part leaves, unless `kv_ram` says otherwise
+_ALLOWANCE = (
+    24 << 20
+)  # growth of the process after it was measured: Python objects, reader stacks, page tables
+_MAPPING_SLACK = 3 * (2 << 20)  # dense, K/V and arena each may round up to one huge page
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """What the user asked of memory.
+
+    Attributes:
+        ram: bound on the program's resident bytes; None means what the machine leaves.
+        expert_slots: a number of slots (int), a share of all experts (float in (0, 1]), or None:
+            what fits.
+        kv: format of the K/V pool, `auto` for the checkpoint's own float format.
+        kv_ram: bytes for K/V; None means a quarter of what dense leaves at most.
+        context_length: positions of one session; None means what fits `kv_ram`.
+        prefill_chunk: rows of the largest step.
+    """
+
+    ram: int | None = None
+    expert_slots: int | float | None = None
+    kv: str = "auto"
+    kv_ram: int | None = None
+    context_length: int | None = None
+    prefill_chunk: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every byte goes; the loader carries out exactly this."""
+
+    budget_bytes: int
+    process_bytes: int
+    dense_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    slots_bytes: int
+    spare_bytes: int
+    context_length: int
+    kv_format: str
+    num_kv_blocks: int
+    prefill_chunk: int
+    slots: tuple[int, ...]  # of each class, in the order of `slot_classes`
+    num_slots: int
+    num_experts: int
+    record_bytes: int  # of the largest expert
+    bytes_per_token_cold: int  # read for one token when nothing is resident
+
+    def rows(self) -> list[tuple[str, int]]:
+        """Name and bytes of each share, for printing."""
+        return [
+            ("process", self.process_bytes),
+            ("dense weights", self.dense_bytes),
+            ("workspace", self.workspace_bytes),
+            (f"K/V of {self.context_length:,} positions ({self.kv_format})", self.kv_bytes),
+            (f"{self.num_slots:,} of {self.num_experts:,} experts", self.slots_bytes),
+            ("spare", self.spare_bytes),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def plan_model(
+    description: Description, memory: MemoryConfig, kernels: Kernels, process_bytes: int
+) -> Plan:
+    """Divide the budget.
+
+    Args:
+        description: the checkpoint, understood.
+        memory: what the user asked.
+        kernels: they know their workspace.
+        process_bytes: resident bytes of the program now, tokenizer loaded.
+
+    Raises:
+        BudgetError: it does not fit; says by how much and what would fit.
+        SettingsError: the context or the number of slots is out of range.
+    """
+    return _Planner(
+        description, memory, kernels, process_bytes + _ALLOWANCE + _MAPPING_SLACK
+    ).plan()
+
+
+class _Planner:
+    def __init__(
+        self, description: Description, memory: MemoryConfig, kernels: Kernels, process_bytes: int
+    ) -> None:
+        self.description, self.memory = description, memory
+        self.experts, self.config = description.experts, description.blueprint.config
+        moe_layers = description.blueprint.moe_layers()
+        self.active = max((moe.num_experts_per_tok for _, moe in moe_layers), default=0)
+        self.budget = usable_bytes(process_bytes) if memory.ram is None else memory.ram
+        self.process, self.dense = process_bytes, mapping_nbytes(description.dense_nbytes)
+        self.chunk = memory.prefill_chunk
+        limits = description.blueprint.limits(self.chunk)
+        self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(limits)
+        self.kv_format = self._kv_format()
+        shapes = [layer.attention.kv_shape for layer in description.blueprint.layers]
+        self.kv_block = block_nbytes(shapes, self.kv_format)
+
+    def plan(self) -> Plan:
+        fixed = self.process + self.dense + self.workspace
+        asked = self._asked_slots()
+        least = minimum_slots(self.experts, self.active) if asked is None else asked
+        least_bytes = slots_nbytes(self.experts, least)
+        context = self._context(self.budget - fixed, least_bytes)
+        blocks = -(-context // KV_BLOCK)
+        kv = blocks * self.kv_block
+        left = self.budget - fixed - kv
+        if left < least_bytes:
+            raise BudgetError(self._too_small(fixed, context, kv, least))
+        slots = self._fitting(max(int(left * _SLOT_SHARE), least_bytes)) if asked is None else asked
+        slots_bytes = slots_nbytes(self.experts, slots)
+        records = [layer.record_nbytes for layer in self.experts.layers]
+        return Plan(
+            budget_bytes=self.budget,
+            process_bytes=self.process,
+            dense_bytes=self.dense,
+            workspace_bytes=self.workspace,
+            kv_bytes=kv,
+            slots_bytes=slots_bytes,
+            spare_bytes=left - slots_bytes,
+            context_length=context,
+            kv_format=self.kv_format.name,
+            num_kv_blocks=blocks,
+            prefill_chunk=self.chunk,
+            slots=slots,
+            num_slots=sum(slots),
+            num_experts=sum(layer.num_experts for layer in self.experts.layers),
+            record_bytes=max(records, default=0),
+            bytes_per_token_cold=self.active * sum(records),
+        )
+
+    def _kv_format(self) -> FloatFormat:
+        if self.memory.kv == "auto":
+            return self.description.float_format
+        try:
+            return KV_FORMATS[self.memory.kv]
+        except KeyError:
+            known = ", ".join(("auto", *KV_FORMATS))
+            raise SettingsError(
+                f"kv = {self.memory.kv!r} is unknown; choose one of {known}"
+            ) from None
+
+    def _context(self, after_fixed: int, slots_bytes: int) -> int:
+        limit, wanted = self.config.max_position_embeddings, self.memory.context_length
+        if wanted is not None:
+            if not 0 < wanted <= limit:
+                raise SettingsError(
+                    f"context_length = {wanted} is out of range; this model takes 1 to {limit}"
+                )
+            return wanted
+        room = self.memory.kv_ram
+        if room is None:
+            room = min(int(max(after_fixed, 0) * _KV_SHARE), after_fixed - slots_bytes)
+        return min(max(room // self.kv_block, 1) * KV_BLOCK, limit)
+
+    def _asked_slots(self) -> tuple[int, ...] | None:
+        """What `expert_slots` says, None where it leaves the number to the budget."""
+        wanted = self.memory.expert_slots
+        if wanted is None:
+            return None
+        total = sum(layer.num_experts for layer in self.experts.layers)
+        number = math.ceil(wanted * total) if isinstance(wanted, float) else wanted
+        least = sum(minimum_slots(self.experts, self.active))
+        if number < least:
+            raise BudgetError(
+                f"expert_slots = {wanted} gives {number} slots, but one token needs {least} at a "
+                f"time; ask for at least {least} (of {total} experts)"
+            )
+        return divide_slots(min(number, total), self.experts, self.active)
+
+    def _fitting(self, nbytes: int) -> tuple[int, ...]:
+        return divide(nbytes, self.experts, self.active)
+
+    def _too_small(self, fixed: int, context: int, kv: int, slots: tuple[int, ...]) -> str:
+        slots_bytes = slots_nbytes(self.experts, slots)
+        needed = fixed + kv + slots_bytes
+        advice = [f"raise ram to at least {format_bytes_up(needed)}"]
+        for_kv = self.budget - fixed - slots_bytes
+        if context > KV_BLOCK and for_kv >= self.kv_block:
+            advice.append(f"set context_length to {for_kv // self.kv_block * KV_BLOCK} or less")
+        left = self.budget - fixed - kv
+        minimum = minimum_slots(self.experts, self.active)
+        if slots != minimum and left >= slots_nbytes(self.experts, minimum):
+            advice.append(f"set expert_slots to {sum(self._fitting(left))} or less")
+        return (
+            f"the budget of {format_bytes(self.budget)} is too small by "
+            f"{format_bytes_up(needed - self.budget)}: process {format_bytes(self.process)}, "
+            f"dense weights {format_bytes(self.dense)}, workspace {format_bytes(self.workspace)}, "
+            f"K/V of {context} positions {format_bytes(kv)}, {sum(slots)} expert slots "
+            f"{format_bytes(slots_bytes)}; {', or '.join(advice)}"
+        )
+
+
+def _arrays_nbytes(limits: Limits) -> int:
+    """NumPy arrays of one step (rows of hidden_size), and logits while one is sampled."""
+    return 4 * 5 * limits.rows * limits.hidden_size + 8 * 6 * limits.vocab_size

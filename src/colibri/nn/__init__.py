@@ -1,0 +1,1 @@
+"""Blocks of a model: their parameters and shapes, joined to the kernels that compute them."""

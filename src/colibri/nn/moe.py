@@ -1,0 +1,149 @@
+"""The Mixture-of-Experts feed-forward: router, routed experts out of the store, shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
+from colibri.errors import NumericsError
+from colibri.formats import Floats
+from colibri.kernels.api import (
+    Batch,
+    Experts,
+    Ints,
+    Kernels,
+    NonFiniteRow,
+    Norm,
+    Router,
+    Routing,
+    SlotFailed,
+)
+from colibri.memory.expert_store import ExpertStore
+from colibri.nn.ffn import bind_glu, glu_parameters
+from colibri.nn.parameter import Parameter, Weights, bind_linear
+
+RouteListener = Callable[[int, Routing], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEFFN:
+    """`x += sum_e w_e GLU_e(h) + shared(h)`, `h = norm(x)`, w by softmax over the router's logits.
+
+    Attributes:
+        intermediate_size: width F of one expert.
+        normalize: whether the chosen weights are divided by their sum.
+        shared_intermediate_size: width of the shared expert, None without one.
+        shared_gate: whether the shared expert is multiplied by the sigmoid of a gate of its own.
+    """
+
+    hidden_size: int
+    eps: float
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    normalize: bool
+    shared_intermediate_size: int | None = None
+    shared_gate: bool = False
+
+    def parameters(self, prefix: str) -> list[Parameter]:
+        """Dense tensors under `prefix`, which ends with the layer's dot."""
+        found = [
+            Parameter(f"{prefix}post_attention_layernorm.weight", (self.hidden_size,), "norm"),
+            Parameter(f"{prefix}mlp.gate.weight", (self.num_experts, self.hidden_size), "router"),
+        ]
+        if self.shared_intermediate_size:
+            found += glu_parameters(
+                f"{prefix}mlp.shared_expert.", self.hidden_size, self.shared_intermediate_size
+            )
+        if self.shared_gate:
+            found.append(
+                Parameter(f"{prefix}mlp.shared_expert_gate.weight", (1, self.hidden_size), "router")
+            )
+        return found
+
+    def expert_layer(self, layer: int, prefix: str) -> ExpertLayer:
+        """What the checkpoint must hold of routed experts."""
+        return ExpertLayer(
+            layer,
+            f"{prefix}mlp.experts",
+            self.num_experts,
+            self.hidden_size,
+            self.intermediate_size,
+        )
+
+    def bind(self, weights: Weights, prefix: str, layout: ExpertLayerLayout) -> BoundMoE:
+        """Router and experts as the kernels see them."""
+        norm = Norm(weights.vector(f"{prefix}post_attention_layernorm.weight"), self.eps)
+        router = Router(
+            norm,
+            bind_linear(weights, f"{prefix}mlp.gate"),
+            self.num_experts_per_tok,
+            self.normalize,
+        )
+        gate, up, down = layout.parts
+        shared = (
+            bind_glu(weights, f"{prefix}mlp.shared_expert.")
+            if self.shared_intermediate_size
+            else None
+        )
+        shared_gate = (
+            bind_linear(weights, f"{prefix}mlp.shared_expert_gate") if self.shared_gate else None
+        )
+        experts = Experts(self.num_experts, gate, up, down, shared=shared, shared_gate=shared_gate)
+        return BoundMoE(layout.layer, router, experts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundMoE:
+    """A layer's router and experts, ready to compute."""
+
+    layer: int
+    router: Router
+    experts: Experts
+
+    def step(
+        self,
+        kernels: Kernels,
+        store: ExpertStore,
+        x: Floats,
+        batch: Batch,
+        listen: RouteListener | None,
+    ) -> None:
+        """Route `x [T, D]`, lease what it needs, compute, add to `x`.
+
+        A batch reads each expert once. A union larger than the arena is leased in ascending chunks,
+        which keeps the order of every sum.
+
+        Raises:
+            NumericsError: a router row is not finite.
+            ReadError: the disk failed for one of the experts.
+        """
+        routing = self._route(kernels, x, batch)
+        if listen is not None:
+            listen(self.layer, routing)
+        y = np.zeros_like(x)
+        for experts in _chunks(routing.experts, store.capacity(self.layer)):
+            with store.lease(self.layer, experts) as slots:
+                try:
+                    kernels.moe_step(self.experts, routing, experts, slots, store.table, y)
+                except SlotFailed as failed:
+                    raise store.failure(failed.slot) from None
+        kernels.moe_finish(self.experts, routing, y, x)
+
+    def _route(self, kernels: Kernels, x: Floats, batch: Batch) -> Routing:
+        try:
+            return kernels.route_step(self.router, x)
+        except NonFiniteRow as broken:
+            position = int(batch.positions[broken.row])
+            raise NumericsError(
+                f"layer {self.layer}: the router's input at position {position} is not finite; the "
+                "checkpoint's weights are damaged or overflow in float32: fetch it again"
+            ) from None
+
+
+def _chunks(experts: Ints, size: int) -> Iterator[Ints]:
+    for start in range(0, len(experts), size):
+        yield experts[start : start + size]

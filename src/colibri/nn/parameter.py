@@ -1,0 +1,51 @@
+"""Parameters: what a block needs from a checkpoint, by its Hugging Face name and shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from colibri.formats import Floats
+from colibri.kernels.api import Matrix
+
+Kind: TypeAlias = Literal["norm", "bias", "matrix", "embedding", "router"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One dense tensor.
+
+    Attributes:
+        name: full name in the checkpoint, after the family's renaming.
+        shape: as stored, `[out, in]` for matrices.
+        kind: norms and biases are resident as float32, matrices as they are stored; routers are
+            never coded by a conversion.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+
+class Weights(Protocol):
+    """Where a block gets its tensors when it is bound.
+
+    Every name asked for was announced as a `Parameter`.
+    """
+
+    def vector(self, name: str) -> Floats:
+        """A norm or bias as float32."""
+
+    def matrix(self, name: str, bias: str | None = None) -> Matrix:
+        """A matrix in its resident format, with its bias if one is named."""
+
+
+def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> list[Parameter]:
+    """The parameters of `name.weight [rows, columns]` and, if asked, `name.bias [rows]`."""
+    weight = [Parameter(f"{name}.weight", (rows, columns), "matrix")]
+    return [*weight, Parameter(f"{name}.bias", (rows,), "bias")] if bias else weight
+
+
+def bind_linear(weights: Weights, name: str, *, bias: bool = False) -> Matrix:
+    """The matrix of `name.weight` with `name.bias` if asked."""
+    return weights.matrix(f"{name}.weight", f"{name}.bias" if bias else None)

@@ -1,0 +1,242 @@
+"""Every knob, declared once; the only reader of the environment.
+
+A setting's value is the explicit keyword or flag, else the variable COLIBRI_<NAME>, else its
+default. Flags, variables, checks and documentation are all made from the fields below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any, Literal, Self, TypeVar, cast
+
+from colibri.errors import SettingsError
+from colibri.kernels.api import Activations
+from colibri.models.plan import MemoryConfig
+from colibri.units import parse_bytes
+
+PREFIX = "COLIBRI_"
+
+T = TypeVar("T")
+Parse = Callable[[Any], Any]  # raises ValueError saying what is wanted, or SettingsError
+KVFormat = Literal["auto", "f32", "bf16", "f16"]
+
+
+def parse_count(value: object) -> int:
+    """Return a whole number of at least 1, from itself or its digits."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("a whole number of at least 1")
+    return value
+
+
+def parse_size(value: object) -> int:
+    """Return bytes, from a number of them or a text such as 12GiB."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("a size such as 12GiB, 800MB or 1073741824")
+    return parse_bytes(value)
+
+
+def parse_slots(value: object) -> int | float:
+    """Return a number of slots, or a share of all experts: `25%` (or 0.25 as a float)."""
+    wanted = "a number of experts of at least 1, or a share of all of them such as 25%"
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            value = float(value.strip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(wanted) from None
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise ValueError(wanted)
+        return value
+    try:
+        return parse_count(value)
+    except ValueError:
+        raise ValueError(wanted) from None
+
+
+def parse_text(value: object) -> str:
+    """Return a text that is not empty; paths are welcome."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def one_of(*choices: str) -> Parse:
+    """A parser that takes one of the words."""
+
+    def parse(value: object) -> str:
+        for known in choices:
+            if value == known:
+                return known
+        raise ValueError(f"one of {', '.join(choices)}")
+
+    return parse
+
+
+def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
+    """Declare a setting: its default, how a value is read, and what to tell about it."""
+    return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Values for every knob, checked. Build it with `resolve`."""
+
+    model: str | None = knob(
+        None,
+        parse_text,
+        "DIR",
+        "Directory of the checkpoint; by default the model that comes along",
+    )
+    ram: int | None = knob(
+        None,
+        parse_size,
+        "SIZE",
+        "Memory of the whole program; by default what the machine has free",
+    )
+    expert_slots: int | float | None = knob(
+        None, parse_slots, "N, P%", "Experts kept in memory; by default what the budget leaves"
+    )
+    kv: KVFormat = knob(  # noqa: RUF009  (it is dataclasses.field)
+        "auto",
+        one_of("auto", "f32", "bf16", "f16"),
+        "FORMAT",
+        "How attention keys and values are kept: auto, f32, bf16 or f16",
+    )
+    kv_ram: int | None = knob(
+        None, parse_size, "SIZE", "Memory for keys and values; by default one full context"
+    )
+    context_length: int | None = knob(
+        None,
+        parse_count,
+        "TOKENS",
+        "Prompt and reply together; by default what the model and memory allow",
+    )
+    prefill_chunk: int = knob(
+        512, parse_count, "TOKENS", "Prompt tokens in one pass; a pass reads each expert once"
+    )
+    threads: int | None = knob(
+        None, parse_count, "N", "Threads that compute; by default the physical cores"
+    )
+    reader_threads: int = knob(4, parse_count, "N", "Threads that read experts from disk")
+    activations: Activations = knob(  # noqa: RUF009
+        Activations.INT16,
+        one_of(*Activations),
+        "CODE",
+        "How inputs of integer-coded matrices are coded: float32, int16 or int8",
+    )
+    kernels: Literal["auto", "native", "reference"] = knob(
+        "auto",
+        one_of("auto", "native", "reference"),
+        "KIND",
+        "What computes: native (C), reference (NumPy, slow) or auto",
+    )
+    isa: str | None = knob(
+        None,
+        parse_text,
+        "NAME",
+        "Instruction set of the native kernels; by default the best there is",
+    )
+
+    @classmethod
+    def resolve(cls, environ: Mapping[str, str] | None = None, /, **explicit: object) -> Self:
+        """Defaults < COLIBRI_* variables < `explicit`; an explicit None counts as not given.
+
+        Args:
+            environ: the environment; by default the process's own.
+            explicit: settings by name.
+
+        Raises:
+            SettingsError: an unknown name (with the nearest one), or a value that is not allowed.
+        """
+        variables = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for variable, text in variables.items():
+            if variable.startswith(PREFIX):
+                knob = _field(variable, map(variable_of, cls.names()), "environment variable")
+                name = knob.removeprefix(PREFIX).lower()
+                values[name] = _parsed(cls, name, text, variable)
+        for given, value in explicit.items():
+            name = _field(given, cls.names(), "setting")
+            if value is not None:
+                values[name] = _parsed(cls, name, value, name)
+        return cls(**cast(Any, values))
+
+    @classmethod
+    def knobs(cls) -> tuple[Field[Any], ...]:
+        """The fields, whose `metadata` holds `parse`, `metavar` and `help`."""
+        return fields(cls)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of all settings."""
+        return tuple(item.name for item in fields(cls))
+
+    @classmethod
+    def describe(cls) -> str:
+        """A Markdown table of all settings, for the documentation."""
+        rows = [
+            f"| `{item.name}` | `{flag_of(item.name)}` | `{variable_of(item.name)}` "
+            f"| {item.metadata['metavar']} "
+            f"| {item.metadata['help']} | {_shown(item.default)} |"
+            for item in fields(cls)
+        ]
+        head = (
+            "| setting | flag | variable | value | meaning | default |\n|---|---|---|---|---|---|"
+        )
+        return "\n".join([head, *rows]) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every value by name, as JSON can hold it."""
+        return asdict(self)
+
+    @property
+    def memory(self) -> MemoryConfig:
+        """What the planner needs to know."""
+        return MemoryConfig(
+            ram=self.ram,
+            expert_slots=self.expert_slots,
+            kv=self.kv,
+            kv_ram=self.kv_ram,
+            context_length=self.context_length,
+            prefill_chunk=self.prefill_chunk,
+        )
+
+
+def flag_of(name: str) -> str:
+    """`expert_slots` -> `--expert-slots`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """`expert_slots` -> `COLIBRI_EXPERT_SLOTS`."""
+    return PREFIX + name.upper()
+
+
+def _field(name: str, known: Iterable[str], kind: str) -> str:
+    names = list(known)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise SettingsError(f"unknown {kind} {name}: {hint}known are {', '.join(names)}")
+
+
+def _parsed(settings: type[Settings], name: str, value: object, shown: str) -> object:
+    parse: Parse = next(f for f in fields(settings) if f.name == name).metadata["parse"]
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise SettingsError(f"{shown} is {value!r}: it must be {error}") from None
+    except SettingsError as error:
+        raise SettingsError(f"{shown}: {error}") from None
+
+
+def _shown(default: object) -> str:
+    return "–" if default is None else f"`{default}`"

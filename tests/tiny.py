@@ -1,0 +1,104 @@
+"""Tiny seeded checkpoints of any family in any spelling: what goldens and tests run on.
+
+Weights come from `numpy.random.RandomState`, whose stream is frozen, one generator a tensor
+(seeded by the tensor's name), and are rounded to multiples of 2^-12, so that float32 and every
+library agree on them exactly.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri.checkpoint.safetensors_writer import save_hf
+from colibri.models.blueprint import Blueprint
+from colibri.models.family import Family
+from colibri.nn.parameter import Parameter
+
+SPELLINGS = ("per-expert", "w1w3w2", "fused")
+_STD = {"matrix": 1.0, "router": 4.0, "embedding": 8.0}  # times K^-1/2
+
+
+def tensor(
+    name: str, shape: tuple[int, ...], std: float, mean: float = 0.0, seed: int = 0
+) -> np.ndarray:
+    """Seeded float32 values, multiples of 2^-12."""
+    random = np.random.RandomState((zlib.crc32(name.encode()) + seed) % 2**32)
+    values = mean + std * random.standard_normal(shape)
+    return (np.round(values * 4096) / 4096).astype(np.float32)
+
+
+def dense_tensors(blueprint: Blueprint, seed: int = 0) -> dict[str, np.ndarray]:
+    """Every dense tensor by our name."""
+    return {p.name: _dense(p, seed) for p in blueprint.parameters()}
+
+
+def _dense(parameter: Parameter, seed: int) -> np.ndarray:
+    if parameter.kind == "norm":
+        return tensor(parameter.name, parameter.shape, 0.1, 1.0, seed)
+    if parameter.kind == "bias":
+        return tensor(parameter.name, parameter.shape, 0.1, 0.0, seed)
+    std = 2.0 if parameter.name == "lm_head.weight" else _STD[parameter.kind]
+    return tensor(parameter.name, parameter.shape, std * parameter.shape[-1] ** -0.5, 0.0, seed)
+
+
+def expert_tensors(
+    blueprint: Blueprint, spelling: str = "per-expert", seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Every routed expert's matrices, spelled as asked; the numbers stay the same."""
+    found: dict[str, np.ndarray] = {}
+    for layer in blueprint.expert_layers():
+        d, f = layer.hidden_size, layer.intermediate_size
+        shapes = {"gate_proj": (f, d), "up_proj": (f, d), "down_proj": (d, f)}
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in shapes}
+        for expert in range(layer.num_experts):
+            for name, shape in shapes.items():
+                key = f"{layer.prefix}.{expert}.{name}.weight"
+                parts[name].append(tensor(key, shape, shape[1] ** -0.5, 0.0, seed))
+        found |= _spell(layer.prefix, parts, spelling)
+    return found
+
+
+def _spell(prefix: str, parts: dict[str, list[np.ndarray]], spelling: str) -> dict[str, np.ndarray]:
+    if spelling == "fused":
+        gate_up = np.concatenate([np.stack(parts["gate_proj"]), np.stack(parts["up_proj"])], axis=1)
+        return {
+            f"{prefix}.gate_up_proj": gate_up,
+            f"{prefix}.down_proj": np.stack(parts["down_proj"]),
+        }
+    names = (
+        {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+        if spelling == "w1w3w2"
+        else {n: n for n in parts}
+    )
+    return {
+        f"{prefix}.{e}.{names[n]}.weight": w for n, ws in parts.items() for e, w in enumerate(ws)
+    }
+
+
+def write_tiny(
+    directory: Path,
+    family: Family,
+    *,
+    spelling: str | None = None,
+    shards: int = 2,
+    dtype: str = "F32",
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """Write the family's tiny checkpoint and return its directory.
+
+    It is spelled as published unless asked otherwise.
+    """
+    config = family.tiny_config(**changes)
+    blueprint = Blueprint.of(config)
+    tensors = dense_tensors(blueprint, seed) | expert_tensors(
+        blueprint, spelling or family.spelling, seed
+    )
+    for ours, theirs in family.unrename:
+        tensors = {name.replace(ours, theirs): value for name, value in tensors.items()}
+    save_hf(directory, config, tensors, shards=shards, dtype=dtype)
+    return directory

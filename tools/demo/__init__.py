@@ -1,0 +1,1 @@
+"""The bundled demo model: its corpus, its architecture, its training and its measurements."""

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Write a seeded random checkpoint of any family, shape and format, with a byte-level tokenizer.
+
+    python tools/make_checkpoint.py DIR --family olmoe [--shape NAME] [--format int4-g64] [--seed 0]
+
+Coded formats become a container, float formats a Hugging Face checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from colibri.errors import ColibriError
+from colibri.formats import FORMATS
+from colibri.models.generate import generate, shape_config, shape_names
+from colibri.models.registry import get_family
+from colibri.units import format_bytes, format_seconds
+
+_FAMILY_OF_SHAPE = {"olmoe-7b": "olmoe", "qwen3-30b": "qwen3_moe", "glm-5.2": "qwen3_moe"}
+_DEFAULT_FAMILY = "qwen3_moe"
+_EVERY_S = 0.25
+
+
+class _Ticker:
+    """Shows progress on stderr, at most four times a second."""
+
+    def __init__(self) -> None:
+        self.began = self.shown = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.shown >= _EVERY_S or done == total:
+            self.shown = now
+            rate = format_bytes(done / max(now - self.began, 1e-9))
+            text = f"{format_bytes(done)} of {format_bytes(total)}, {rate}/s"
+            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--family", help="default: that of the shape, else " + _DEFAULT_FAMILY)
+    parser.add_argument("--shape", default="demo", choices=shape_names())
+    parser.add_argument("--format", default="int4-g64", choices=FORMATS, help="of the experts")
+    parser.add_argument("--dense", default="bf16", choices=FORMATS, help="of dense matrices")
+    parser.add_argument("--layers", type=int, help="instead of the shape's own number")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spelling", default="per-expert", choices=("per-expert", "w123", "fused"))
+    parser.add_argument("--shards", type=int, default=1, help="files of a float checkpoint")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the command; returns its exit code."""
+    args = _arguments()
+    ticker = _Ticker()
+    try:
+        name = args.family or _FAMILY_OF_SHAPE.get(args.shape, _DEFAULT_FAMILY)
+        generate(
+            args.directory,
+            shape_config(get_family(name), args.shape, args.layers),
+            experts=args.format,
+            dense=args.dense,
+            seed=args.seed,
+            spelling=args.spelling,
+            shards=args.shards,
+            progress=ticker,
+        )
+    except ColibriError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    elapsed = format_seconds(time.monotonic() - ticker.began)
+    print(f"\n{args.directory}: {name}, {args.shape}, {args.format}, {elapsed}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
