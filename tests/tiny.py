@@ -19,7 +19,7 @@ from colibri.models.family import Family
 from colibri.nn.parameter import Parameter
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
-_STD = {"matrix": 1.0, "router": 4.0, "embedding": 8.0}  # times K^-1/2
+_STD = {"matrix": 1.0, "router": 1.5, "embedding": 8.0}  # times K^-1/2
 
 
 def tensor(
@@ -85,7 +85,7 @@ def write_tiny(
     *,
     spelling: str | None = None,
     shards: int = 2,
-    dtype: str = "F32",
+    dtype: str = "f32",
     seed: int = 0,
     **changes: Any,
 ) -> Path:

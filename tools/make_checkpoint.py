@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from colibri.checkpoint.generate import SPELLINGS
 from colibri.errors import ColibriError
 from colibri.formats import FORMATS
 from colibri.models.generate import generate, shape_config, shape_names
@@ -48,7 +49,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dense", default="bf16", choices=FORMATS, help="of dense matrices")
     parser.add_argument("--layers", type=int, help="instead of the shape's own number")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spelling", default="per-expert", choices=("per-expert", "w123", "fused"))
+    parser.add_argument(
+        "--spelling", choices=SPELLINGS, help="of float experts; default: as published"
+    )
     parser.add_argument("--shards", type=int, default=1, help="files of a float checkpoint")
     return parser.parse_args()
 

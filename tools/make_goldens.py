@@ -25,7 +25,7 @@ from colibri.models.family import Family  # noqa: E402
 from colibri.models.registry import all_families  # noqa: E402
 from tests.tiny import write_tiny  # noqa: E402
 
-PROMPT, GREEDY = 40, 16
+PROMPT, GREEDY, TRIALS = 32, 16, 1000
 GREEDY_GAP, EXPERT_GAP = 5e-3, 3e-4
 GOLDENS = ROOT / "tests" / "goldens"
 
@@ -78,17 +78,17 @@ def make(family: Family, directory: Path) -> dict[str, Any]:
     model = load_oracle(write_tiny(directory, family))
     config = family.tiny_config()
     active = config["num_experts_per_tok"]
-    for trial in range(200):
+    for trial in range(TRIALS):
         ids = np.random.RandomState(trial).randint(3, config["vocab_size"], PROMPT).astype(np.int32)
         whole = ids
         gaps: list[float] = []
         for _ in range(GREEDY):
             logits, routed = run(model, whole)
             gaps.append(gap(-np.sort(-logits[-1:], axis=1), 1))
-            if gaps[-1] < GREEDY_GAP:
+            expert_gaps = [gap(-np.sort(-p, axis=1), active) for _, p in routed]
+            if gaps[-1] < GREEDY_GAP or min(expert_gaps) < EXPERT_GAP:
                 break
             whole = np.append(whole, np.int32(logits[-1].argmax()))
-        expert_gaps = [gap(-np.sort(-p, axis=1), active) for _, p in routed if p.shape[1] > active]
         if min(gaps) < GREEDY_GAP or min(expert_gaps) < EXPERT_GAP:
             continue
         logits, routed = run(model, ids)
@@ -102,7 +102,7 @@ def make(family: Family, directory: Path) -> dict[str, Any]:
             f"router.{i}": np.argsort(-p, axis=1, kind="stable")[:, :active].astype(np.int16)
             for i, p in routed
         }
-    raise SystemExit(f"{family.model_type}: no prompt with safe margins in 200 trials")
+    raise SystemExit(f"{family.model_type}: no prompt with safe margins in {TRIALS} trials")
 
 
 def check(family: Family, made: dict[str, Any]) -> None:

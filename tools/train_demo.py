@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> None:
@@ -41,19 +41,19 @@ def main() -> None:
             command.add_argument("--samples", type=int, default=56, help="continuations")
     options = parser.parse_args()
     if options.command == "corpus":
-        from demo.corpus import build
+        from tools.demo.corpus import build
 
         build(options.work)
     elif options.command == "train":
-        from demo.train import train
+        from tools.demo.train import train
 
         train(options.work, options.minutes, options.steps, options.workers, options.fresh)
     elif options.command == "export":
-        from demo.export import export
+        from tools.demo.export import export
 
         export(options.work, options.out, options.dtype)
     else:
-        from demo.evaluate import evaluate
+        from tools.demo.evaluate import evaluate
 
         evaluate(options.work, options.out, options.windows, options.samples)
 

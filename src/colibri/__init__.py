@@ -32,9 +32,25 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'colibri' has no attribute {name!r}")
 
 
+def _tell_why_slow() -> None:
+    """Say once what the build found missing."""
+    try:
+        from colibri._build import WHY_NO_NATIVE
+    except ImportError:
+        return
+    if WHY_NO_NATIVE:
+        import logging
+
+        message = "running on the slow NumPy reference: %s"
+        logging.getLogger(__name__).warning(message, WHY_NO_NATIVE)
+
+
 def _version() -> str:
     try:
         from colibri._build import VERSION
     except ImportError:  # a source tree that was never built
         return "0+unbuilt"
     return str(VERSION)
+
+
+_tell_why_slow()

@@ -122,26 +122,20 @@ class Settings:
         512, parse_count, "TOKENS", "Prompt tokens in one pass; a pass reads each expert once"
     )
     threads: int | None = knob(
-        None, parse_count, "N", "Threads that compute; by default the physical cores"
+        None, parse_count, "N", "Threads of the native kernels; by default one a core"
     )
-    reader_threads: int = knob(4, parse_count, "N", "Threads that read experts from disk")
-    activations: Activations = knob(  # noqa: RUF009
-        Activations.INT16,
+    activations: Activations | None = knob(  # noqa: RUF009
+        None,
         one_of(*Activations),
         "CODE",
-        "How inputs of integer-coded matrices are coded: float32, int16 or int8",
+        "How inputs of integer-coded matrices are coded: float32, int16 or int8; by default int16, "
+        "and float32 on the reference",
     )
     kernels: Literal["auto", "native", "reference"] = knob(
         "auto",
         one_of("auto", "native", "reference"),
         "KIND",
         "What computes: native (C), reference (NumPy, slow) or auto",
-    )
-    isa: str | None = knob(
-        None,
-        parse_text,
-        "NAME",
-        "Instruction set of the native kernels; by default the best there is",
     )
 
     @classmethod

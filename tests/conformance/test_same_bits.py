@@ -38,7 +38,7 @@ def model(
     folder = tmp_path_factory.mktemp(f"{family.model_type}-{fmt}")
     wide = {"hidden_size": 128, "num_attention_heads": 4}
     if fmt == "bf16":
-        return write_tiny(folder / "model", family, dtype="BF16", **wide)
+        return write_tiny(folder / "model", family, dtype="bf16", **wide)
     source = write_tiny(folder / "source", family, **wide)
     convert_model(source, folder / "model", experts=fmt, dense=fmt)
     return folder / "model"

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demo import corpus, export
-from demo.model import Layer, Model
-from demo.ngram import ORDER, Ngram
+from tools.demo import corpus, export
+from tools.demo.model import Layer, Model
+from tools.demo.ngram import ORDER, Ngram
 
 CONTEXT = 512
 """Positions that only give context before the CONTEXT that are scored."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from demo import corpus
-from demo.model import Config, Model, hugging_face_config, hugging_face_state, write_json
-from demo.train import bind
+from tools.demo import corpus
+from tools.demo.model import Config, Model, hugging_face_config, hugging_face_state, write_json
+from tools.demo.train import bind
 
 
 def load(work: Path) -> tuple[Model, dict[str, Any]]:
@@ -28,7 +28,7 @@ def export(work: Path, out: Path, dtype: str) -> None:
     from tokenizers import Tokenizer
 
     model, facts = load(work)
-    end = Tokenizer.from_file(str(work / "tokenizer.json")).token_to_id(corpus.END)
+    end = int(Tokenizer.from_file(str(work / "tokenizer.json")).token_to_id(corpus.END) or 0)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     out.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.to(kind) for name, tensor in hugging_face_state(model).items()}

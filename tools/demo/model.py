@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
+        return functional.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
 
 
 PAD = 64
@@ -92,7 +92,7 @@ class _Experts(torch.autograd.Function):
         for e, part in _parts(sizes):
             torch.mm(rows[part], w_in[e].t(), out=hidden[part])
         gate, up = hidden.chunk(2, dim=-1)
-        middle = F.silu(gate) * up
+        middle = functional.silu(gate) * up
         out = torch.empty_like(rows)
         for e, part in _parts(sizes):
             torch.mm(middle[part], w_out[e].t(), out=out[part])
@@ -218,13 +218,13 @@ class Layer(nn.Module):
         q = q.reshape(b * kv, -1, t, d)
         out: Tensor = _Attention.apply(q, k.reshape(b * kv, 1, t, d), v.reshape(b * kv, 1, t, d))
         out = out.view(b, -1, t, d).to(v.dtype)
-        return self.o(out.transpose(1, 2).reshape(b, t, -1))  # type: ignore[no-any-return]
+        return self.o(out.transpose(1, 2).reshape(b, t, -1))
 
     def experts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [N, H] -> output [N, H], balance loss [], share of the choices by expert [E]."""
         c = self.c
         with torch.autocast("cpu", enabled=False):
-            logits = F.linear(x.float(), self.router)
+            logits = functional.linear(x.float(), self.router)
             if self.barred is not None:
                 logits = logits.masked_fill(self.barred, float("-inf"))
             p = logits.softmax(-1)
@@ -273,13 +273,13 @@ class Model(nn.Module):
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = ids.shape[1]
         cos, sin = self.get_buffer("cos")[:t], self.get_buffer("sin")[:t]
-        x = F.embedding(ids, self.embed)
+        x = functional.embedding(ids, self.embed)
         balances, shares = [], []
         for layer in self.layers:
             x, balance, share = layer(x, cos, sin)
             balances.append(balance)
             shares.append(share)
-        logits = F.linear(self.norm(x), self.embed)
+        logits = functional.linear(self.norm(x), self.embed)
         return logits, torch.stack(balances).mean(), torch.stack(shares)
 
 

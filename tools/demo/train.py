@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
-from torch.nn import functional as F
+from torch.nn import functional
 
-from demo import corpus
-from demo.model import Config, Model
+from tools.demo import corpus
+from tools.demo.model import Config, Model
 
 PATIENCE = 900.0
 """Seconds a worker waits for the others before it gives up."""
@@ -113,7 +114,7 @@ def bind(model: Model, weights: Tensor, grads: Tensor | None) -> None:
             p.grad = grads[place].view(p.shape)
 
 
-def batch(data: dict[str, np.ndarray], recipe: Recipe, step: int) -> Tensor:
+def batch(data: dict[str, NDArray[np.uint16]], recipe: Recipe, step: int) -> Tensor:
     """The step's ids [B, T+1]; a function of the seed and the step alone."""
     rng = np.random.default_rng([recipe.seed, step])
     long = step % recipe.long_every == recipe.long_every - 1
@@ -132,21 +133,21 @@ def batch(data: dict[str, np.ndarray], recipe: Recipe, step: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def windows(tokens: np.ndarray, rows: int, length: int) -> Iterator[Tensor]:
+def windows(tokens: NDArray[np.uint16], rows: int, length: int) -> Iterator[Tensor]:
     """`rows` stretches evenly spaced over the tokens, each ids [1, length+1]."""
     for start in np.linspace(0, len(tokens) - length - 1, rows).astype(int):
         yield torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))[None]
 
 
 @torch.no_grad()
-def held_out_loss(model: Model, tokens: np.ndarray, rows: int, length: int) -> float:
+def held_out_loss(model: Model, tokens: NDArray[np.uint16], rows: int, length: int) -> float:
     """Mean loss in nats a token over evenly spaced stretches."""
     model.eval()
     total = 0.0
     for ids in windows(tokens, rows, length):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids[:, :-1])[0]
-        total += float(F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten()))
+        total += float(functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten()))
     model.train()
     return total / rows
 
@@ -195,10 +196,10 @@ def worker(rank: int, workers: int, work: Path, c: Config, recipe: Recipe, share
         step = int(shared.counters[0])
         ids = batch(data, recipe, step)[rank::workers]
         with torch.autocast("cpu", torch.bfloat16):
-            logits, balance, share = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        (loss + recipe.balance * balance).backward()  # type: ignore[no-untyped-call]
-        running = torch.stack([layer.share for layer in model.layers])  # type: ignore[misc]
+            logits, balance, _ = model(ids[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        (loss + recipe.balance * balance).backward()
+        running = torch.stack([layer.share for layer in model.layers])
         relative = running * c.num_experts
         figures = [loss.item(), balance.item(), relative.max(), relative.std(-1).mean()]
         shared.stats[rank, :4] = torch.tensor(figures, dtype=torch.float64)
@@ -256,7 +257,7 @@ class Boss:
         """After a step: count it and, now and then, report it."""
         self.shared.counters[0] += 1
         self.shared.counters[2] += self.recipe.tokens_a_step
-        step, seconds, tokens = self.shared.counters.tolist()
+        step, _, tokens = self.shared.counters.tolist()
         loss, balance, top, spread = self.shared.stats.mean(0).tolist()[:4]
         self.losses.append(loss)
         if step % 25 == 0:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, Pendin
 from colibri.errors import CheckpointError
 from colibri.formats import Bytes, Format, Shape
 
-Spelling: TypeAlias = Literal["per-expert", "w123", "fused"]
-_TAILS: Mapping[Spelling, tuple[str, ...]] = {
+SPELLINGS = ("per-expert", "w1w3w2", "fused")
+_TAILS = {
     "per-expert": ("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
-    "w123": ("w1.weight", "w3.weight", "w2.weight"),
+    "w1w3w2": ("w1.weight", "w3.weight", "w2.weight"),
 }
 _SLACK_BYTES = 8 << 20  # headers, tokenizer and configs
 
@@ -131,7 +131,8 @@ def generate_checkpoint(
     directory: Path,
     model: RandomModel,
     *,
-    spelling: Spelling = "per-expert",
+    spelling: str = "per-expert",
+    unrename: Sequence[tuple[str, str]] = (),
     shards: int = 1,
     source: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -141,7 +142,8 @@ def generate_checkpoint(
     Args:
         directory: made if need be; a container goes on where a killed run of its model stopped.
         model: what is written.
-        spelling: how float experts are named; coded ones have the container's form.
+        spelling: how float experts are named, one of `SPELLINGS`; coded ones are records.
+        unrename: (ours, theirs) substrings of names, applied to float checkpoints.
         shards: files of a float checkpoint.
         source: what a container's manifest says of its origin.
         progress: told bytes written and bytes in all.
@@ -155,7 +157,8 @@ def generate_checkpoint(
         _write_container(directory, model, source or {}, meter)
     else:
         _require_empty(directory)
-        save_pending(directory, model.config, list(_pending(model, spelling, meter)), shards=shards)
+        tensors = [_renamed(tensor, unrename) for tensor in _pending(model, spelling, meter)]
+        save_pending(directory, model.config, tensors, shards=shards)
         write_byte_tokenizer(directory)
 
 
@@ -190,7 +193,7 @@ def _require_empty(directory: Path) -> None:
         raise CheckpointError(f"{directory}: is not empty; name another directory or remove it")
 
 
-def _pending(model: RandomModel, spelling: Spelling, meter: _Meter) -> Iterator[Pending]:
+def _pending(model: RandomModel, spelling: str, meter: _Meter) -> Iterator[Pending]:
     """Every tensor of a float checkpoint, in the order in which it is written."""
     experts_of = lru_cache(maxsize=1)(model.experts)
 
@@ -211,13 +214,20 @@ def _pending(model: RandomModel, spelling: Spelling, meter: _Meter) -> Iterator[
             yield Pending(_entry(name, model.format, shape), partial(copy, layer, wanted))
 
 
+def _renamed(tensor: Pending, unrename: Sequence[tuple[str, str]]) -> Pending:
+    name = tensor.entry.name
+    for ours, theirs in unrename:
+        name = name.replace(ours, theirs)
+    return replace(tensor, entry=replace(tensor.entry, name=name))
+
+
 def _entry(name: str, fmt: Format, shape: tuple[int, ...]) -> Entry:
     nbytes = fmt.nbytes((math.prod(shape[:-1]), shape[-1]))
     return Entry(name, DTYPE_OF_FORMAT[fmt.name], shape, nbytes)
 
 
 def _expert_tensors(
-    layer: ExpertLayer, spelling: Spelling
+    layer: ExpertLayer, spelling: str
 ) -> Iterator[tuple[str, tuple[int, ...], list[tuple[int, int]]]]:
     """Name, shape and (expert, part) contents of each tensor of a layer's experts."""
     ffn, hidden, experts = layer.intermediate_size, layer.hidden_size, range(layer.num_experts)

@@ -96,10 +96,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def float_tensor(name: str, values: NDArray[np.float32], dtype: str) -> Pending:
-    """A tensor of any shape, rounded to `f32`, `f16` or `bf16` when it is written."""
-    fmt = FORMATS[dtype]
+    """A tensor of any shape, rounded to `F32`, `F16` or `BF16` when it is written."""
+    fmt = FORMATS[dtype.lower()]
     assert isinstance(fmt, FloatFormat)
-    entry = Entry(name, DTYPE_OF_FORMAT[dtype], values.shape, values.size * fmt.dtype.itemsize)
+    entry = Entry(name, DTYPE_OF_FORMAT[fmt.name], values.shape, values.size * fmt.dtype.itemsize)
     return Pending(
         entry, lambda: [np.ascontiguousarray(fmt.from_float32(values)).reshape(-1).view(np.uint8)]
     )
@@ -111,7 +111,7 @@ def save_hf(
     tensors: Mapping[str, NDArray[np.float32]],
     *,
     shards: int = 1,
-    dtype: str = "f32",
+    dtype: str = "F32",
 ) -> None:
     """Write a Hugging Face checkpoint: `tensors`, rounded to `dtype`, in `shards` files."""
     save_pending(

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from colibri.checkpoint.index import Checkpoint
 from colibri.cli.options import MODEL_ARGUMENT, with_settings
+from colibri.kernels import why_reference
 from colibri.llm.loading import find_model, make_kernels
 from colibri.models.description import Description
 from colibri.settings import Settings
@@ -27,11 +28,13 @@ def info(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
     """Show what a checkpoint is."""
     directory = find_model(settings)
     description = Description.of(Checkpoint.open(directory))
+    kernels = make_kernels(settings)
     facts = {
         **facts_of_model(description),
         **facts_of_text(description),
-        "kernels": make_kernels(settings).name,
-        "activations": str(settings.activations),
+        "kernels": kernels.name,
+        "activations": kernels.activations,
+        "why_reference": why_reference(),
     }
     if as_object:
         print(json.dumps(facts))
@@ -102,6 +105,8 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tokenizer", "none: opens for token ids" if tokens is None else f"{tokens:,} tokens"
     yield "chat template", "yes" if facts["chat_template"] else "none: continues text"
     yield "kernels", f"{facts['kernels']}, activations {facts['activations']}"
+    if facts["why_reference"]:
+        yield "", f"no native ones: {facts['why_reference']}"
 
 
 def _in_billions(count: int) -> str:

@@ -30,6 +30,7 @@ def as_json(completion: Completion, llm: LLM) -> dict[str, Any]:
     settings = llm.settings.as_dict() | {
         "model": str(llm.prepared.directory),
         "kernels": llm.prepared.kernels.name,
+        "activations": llm.prepared.kernels.activations,
         "context_length": plan.context_length,
         "num_slots": plan.num_slots,
         "kv": plan.kv_format,

@@ -42,7 +42,7 @@ class LLM:
             eos_ids=prepared.eos_ids,
             ram_budget_bytes=prepared.plan.budget_bytes,
         )
-        self._engine = Engine(model, model.kv.open, _counts_of(model), limits)
+        self._engine = Engine(model, model.kv.open_state, _counts_of(model), limits)
 
     @classmethod
     def open(
@@ -254,7 +254,7 @@ def _finished(stream: Stream) -> Completion:
 
 def _counts_of(model: Model) -> Callable[[], ExpertCounts]:
     def counts() -> ExpertCounts:
-        stats = model.store.stats()
+        stats = model.store.stats
         return ExpertCounts(
             requests=stats.requests,
             hits=stats.hits,

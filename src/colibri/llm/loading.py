@@ -8,8 +8,8 @@ from pathlib import Path
 
 from colibri.checkpoint.index import Checkpoint
 from colibri.errors import SettingsError
-from colibri.kernels import select_kernels
-from colibri.kernels.api import Kernels
+from colibri import kernels as kernel_library
+from colibri.kernels.api import Activations, Kernels
 from colibri.llm.defaults import GenerationDefaults, token_ids
 from colibri.memory.budget import malloc_trim, process_rss
 from colibri.models.config import BaseConfig
@@ -95,5 +95,17 @@ def prepare(settings: Settings) -> Prepared:
 
 
 def make_kernels(settings: Settings) -> Kernels:
-    """The kernels that the settings ask for."""
-    return select_kernels(settings.kernels, settings.activations, settings.threads)
+    """The kernels that the settings ask for.
+
+    Raises:
+        NativeLibraryError: native ones were asked for and are not there.
+        SettingsError: the kernels there are do not code activations as asked.
+    """
+    wanted = settings.activations
+    made = kernel_library.make_kernels(settings.kernels, settings.threads, wanted or Activations.INT16)
+    if wanted is not None and made.activations != wanted:
+        raise SettingsError(
+            f"activations is {wanted}, but the {made.name} kernels compute with {made.activations}: "
+            "leave it out, or use native kernels"
+        )
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -17,13 +18,14 @@ from colibri.memory.forked import LIVING
 from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
 
 _WAIT_MS = 100  # Ctrl-C gets through between two waits
-_LAYOUT = (
+_COLUMNS = (
     ("slots", np.int32),
     ("files", np.int32),
     ("offsets", np.int64),
     ("nbytes", np.int64),
     ("targets", np.int64),
 )
+_STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes")
 
 
 class NativeReader:
@@ -47,6 +49,7 @@ class NativeReader:
         self._state_words = self._ffi.from_buffer("int32_t[]", arena.states)
         self._scans: dict[int, tuple[NDArray[np.int64], Any]] = {}
         self._stats = ReaderStats()
+        self._guard = threading.Lock()  # nobody is in the library while the reader is freed
         pinned = (
             self._ffi.from_buffer("uint8_t[]", arena.data),
             self._ffi.from_buffer("int64_t[]", arena.parts),
@@ -75,34 +78,26 @@ class NativeReader:
 
     def submit(self, jobs: Jobs) -> None:
         """Queue the jobs in one call that Ctrl-C cannot interrupt; see `Reader.submit`."""
-        if self._handle is None:
-            raise ReadError("the expert store is closed: open the model again")
-        columns = [np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _LAYOUT]
+        columns = [np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS]
         slots, *pieces = map(self._pointer, columns)
-        crcs = (
-            self._ffi.NULL
-            if jobs.crcs is None
-            else self._pointer(np.ascontiguousarray(jobs.crcs, np.uint32))
-        )
         num_jobs, num_pieces = columns[1].shape
-        scans = self._scan_pointer(jobs.scans)
-        self._lib.colibri_reader_submit(
-            self._handle,
-            num_jobs,
-            slots,
-            num_pieces,
-            *pieces,
-            crcs,
-            scans,
-            len(jobs.scans),
-            jobs.prefetch,
-        )
+        crcs = self._ffi.NULL
+        if jobs.crcs is not None:
+            crcs = self._pointer(np.ascontiguousarray(jobs.crcs, np.uint32))
+        checks = (crcs, self._scan_pointer(jobs.scans), len(jobs.scans))
+        with self._guard:
+            if self._handle is None:
+                raise ReadError("the expert store is closed: open the model again")
+            self._lib.colibri_reader_submit(
+                self._handle, num_jobs, slots, num_pieces, *pieces, *checks, jobs.prefetch
+            )
 
     def promote(self, slots: Ints) -> None:
         """Move waiting prefetches to the end of the demand queue."""
-        if self._handle is not None:
-            for slot in slots.tolist():
-                self._lib.colibri_reader_promote(self._handle, slot)
+        with self._guard:
+            if self._handle is not None:
+                for slot in slots.tolist():
+                    self._lib.colibri_reader_promote(self._handle, slot)
 
     def wait(self, slot: int) -> None:
         """Sleep on the slot's state word until it has landed or failed."""
@@ -112,29 +107,33 @@ class NativeReader:
 
     def failure(self, slot: int) -> Failure:
         """Why the slot failed."""
-        if self._handle is None:
-            return Failure(Reason.CANCELLED)
         found = self._ffi.new("colibri_failure *")
-        self._lib.colibri_reader_failure(self._handle, slot, found)
+        with self._guard:
+            if self._handle is None:
+                return Failure(Reason.CANCELLED)
+            self._lib.colibri_reader_failure(self._handle, slot, found)
         return Failure(Reason(found.reason), found.error, found.file, found.offset, found.part)
 
     def stats(self) -> ReaderStats:
         """Sums since the start."""
-        if self._handle is not None:
-            found = self._ffi.new("colibri_reader_stats *")
-            self._lib.colibri_reader_get_stats(self._handle, found)
-            self._stats = ReaderStats(*(getattr(found, name) for name in ReaderStats.__slots__))
+        found = self._ffi.new("colibri_reader_stats *")
+        with self._guard:
+            if self._handle is not None:
+                self._lib.colibri_reader_get_stats(self._handle, found)
+                self._stats = ReaderStats(*(getattr(found, name) for name in _STATS))
         return self._stats
 
     def close(self) -> None:
         """Cancel what waits, finish what is being read."""
         LIVING.discard(self)
         self.stats()
-        self._handle = None
-        self._end()
+        with self._guard:
+            self._handle = None
+            self._end()
 
     def abandon(self) -> None:
         """In a forked child; see `Abandonable`. The library's lock may be held for ever."""
+        self._guard = threading.Lock()
         self._end.detach()
         self._handle = None
         self._states[self._states == LOADING] = FAILED

@@ -23,7 +23,8 @@ _INERT = re.compile(
     r"""_.* | architectures | auto_map | transformers_version | tokenizer_class | name_or_path
     | model_name | dtype | torch_dtype | torchscript | use_bfloat16 | use_cache
     | .*_dropout | dropout | initializer_.* | router_.*_coef | router_jitter_noise
-    | output_(attentions|hidden_states|router_logits|scores|past) | return_dict.* | (pad|sep|decoder_start|cls|mask)_token_id
+    | output_(attentions|hidden_states|router_logits|scores|past) | return_dict.*
+    | (pad|sep|decoder_start|cls|mask)_token_id
     | id2label | label2id | problem_type | finetuning_task | task_specific_params
     | is_decoder | is_encoder_decoder | chunk_size_feed_forward | pretraining_tp | prefix
     | max_length | min_length | do_sample | temperature | top_[kp] | num_beams.*

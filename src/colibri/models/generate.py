@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
-from colibri.checkpoint.generate import RandomModel, RandomTensor, Spelling, generate_checkpoint
+from colibri.checkpoint.generate import RandomModel, RandomTensor, generate_checkpoint
 from colibri.errors import UnsupportedModelError
 from colibri.formats import BF16, Format, get_format
 from colibri.models.blueprint import LM_HEAD, Blueprint
@@ -112,7 +112,7 @@ def generate(
     experts: str = "int4-g64",
     dense: str = "bf16",
     seed: int = 0,
-    spelling: Spelling = "per-expert",
+    spelling: str | None = None,
     shards: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -125,7 +125,7 @@ def generate(
         dense: format of dense matrices and embedding, where `experts` is coded; otherwise all
             tensors get the one of the experts. Norms, biases and routers are never coded.
         seed: of all weights.
-        spelling: how float experts are named on disk.
+        spelling: how float experts are named on disk; None as the family publishes them.
         shards: files of a float checkpoint.
         progress: told bytes written and bytes in all.
 
@@ -146,7 +146,14 @@ def generate(
         format=fmt,
         seed=seed,
     )
-    generate_checkpoint(directory, model, spelling=spelling, shards=shards, progress=progress)
+    generate_checkpoint(
+        directory,
+        model,
+        spelling=spelling or blueprint.family.spelling,
+        unrename=blueprint.family.unrename,
+        shards=shards,
+        progress=progress,
+    )
 
 
 def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:

@@ -52,6 +52,6 @@ FAMILY = Family(
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "intermediate_size": 48,
-        "sliding_window": 24,
+        "sliding_window": 16,
     },
 )

@@ -129,13 +129,16 @@ class _Planner:
         asked = self._asked_slots()
         least = minimum_slots(self.experts, self.active) if asked is None else asked
         least_bytes = slots_nbytes(self.experts, least)
-        context = self._context(self.budget - fixed, least_bytes)
-        blocks = -(-context // KV_BLOCK)
-        kv = blocks * self.kv_block
-        left = self.budget - fixed - kv
+        after_fixed = self.budget - fixed
+        kv_room = self._kv_room(after_fixed, least_bytes)
+        blocks = kv_room // self.kv_block
+        kv, context = blocks * self.kv_block, self._context(blocks)
+        left = after_fixed - kv
         if left < least_bytes:
             raise BudgetError(self._too_small(fixed, context, kv, least))
-        slots = self._fitting(max(int(left * _SLOT_SHARE), least_bytes)) if asked is None else asked
+        # What rounding leaves of `kv_room` stays spare: a block more must not cost a slot.
+        for_slots = max(int((after_fixed - kv_room) * _SLOT_SHARE), least_bytes)
+        slots = divide(for_slots, self.experts, self.active) if asked is None else asked
         slots_bytes = slots_nbytes(self.experts, slots)
         records = [layer.record_nbytes for layer in self.experts.layers]
         return Plan(
@@ -168,18 +171,24 @@ class _Planner:
                 f"kv = {self.memory.kv!r} is unknown; choose one of {known}"
             ) from None
 
-    def _context(self, after_fixed: int, slots_bytes: int) -> int:
+    def _kv_room(self, after_fixed: int, slots_bytes: int) -> int:
+        """Bytes for K/V: at least one block, at most what all positions of the model take."""
         limit, wanted = self.config.max_position_embeddings, self.memory.context_length
+        if wanted is not None and not 0 < wanted <= limit:
+            raise SettingsError(
+                f"context_length = {wanted} is out of range; this model takes 1 to {limit}"
+            )
+        most = -(-(wanted or limit) // KV_BLOCK) * self.kv_block
         if wanted is not None:
-            if not 0 < wanted <= limit:
-                raise SettingsError(
-                    f"context_length = {wanted} is out of range; this model takes 1 to {limit}"
-                )
-            return wanted
+            return most
         room = self.memory.kv_ram
         if room is None:
             room = min(int(max(after_fixed, 0) * _KV_SHARE), after_fixed - slots_bytes)
-        return min(max(room // self.kv_block, 1) * KV_BLOCK, limit)
+        return min(max(room, self.kv_block), most)
+
+    def _context(self, blocks: int) -> int:
+        limit = self.memory.context_length or self.config.max_position_embeddings
+        return min(blocks * KV_BLOCK, limit)
 
     def _asked_slots(self) -> tuple[int, ...] | None:
         """What `expert_slots` says, None where it leaves the number to the budget."""
@@ -196,9 +205,6 @@ class _Planner:
             )
         return divide_slots(min(number, total), self.experts, self.active)
 
-    def _fitting(self, nbytes: int) -> tuple[int, ...]:
-        return divide(nbytes, self.experts, self.active)
-
     def _too_small(self, fixed: int, context: int, kv: int, slots: tuple[int, ...]) -> str:
         slots_bytes = slots_nbytes(self.experts, slots)
         needed = fixed + kv + slots_bytes
@@ -209,7 +215,7 @@ class _Planner:
         left = self.budget - fixed - kv
         minimum = minimum_slots(self.experts, self.active)
         if slots != minimum and left >= slots_nbytes(self.experts, minimum):
-            advice.append(f"set expert_slots to {sum(self._fitting(left))} or less")
+            advice.append(f"set expert_slots to {sum(divide(left, self.experts, self.active))} or less")
         return (
             f"the budget of {format_bytes(self.budget)} is too small by "
             f"{format_bytes_up(needed - self.budget)}: process {format_bytes(self.process)}, "

@@ -82,7 +82,7 @@ FAMILY = Family(
         "shared_expert_intermediate_size": 48,
         "mlp_only_layers": [0],
         "use_sliding_window": True,
-        "sliding_window": 24,
+        "sliding_window": 16,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
 )

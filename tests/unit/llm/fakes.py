@@ -49,20 +49,28 @@ def _byte_of(letter: str) -> int:
     return code if code in printable else others[code - 256]
 
 
+class FakeStore:
+    """Expert traffic: each pass asks for four experts and misses one."""
+
+    def __init__(self, model: CounterModel) -> None:
+        self._model = model
+
+    @property
+    def stats(self) -> SimpleNamespace:
+        n = len(self._model.passes)
+        return SimpleNamespace(
+            requests=4 * n, hits=3 * n, misses=n, bytes_read=n * 1000, slack_bytes=n
+        )
+
+
 class FakeModel(CounterModel):
     """The parts of a model that `LLM` touches."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = SimpleNamespace(open=self.open_state)
-        self.store = SimpleNamespace(stats=self._stats)
+        self.kv = SimpleNamespace(open_state=self.open_state)
+        self.store = FakeStore(self)
         self.closed = 0
-
-    def _stats(self) -> SimpleNamespace:
-        n = len(self.passes)
-        return SimpleNamespace(
-            requests=4 * n, hits=3 * n, misses=n, bytes_read=n * 1000, slack_bytes=n
-        )
 
     def says(self, reply: str | bytes | Sequence[int], prompt_tokens: int) -> None:
         """Reply with these tokens to a prompt of that length, and then with end of turn."""
@@ -108,7 +116,7 @@ def make_llm(
         tokenizer=tokenizer,
         template=ChatTemplate.load(directory) if tokenizer is not None else None,
         defaults=GenerationDefaults.load(directory),
-        kernels=cast(Any, SimpleNamespace(name="fake")),
+        kernels=cast(Any, SimpleNamespace(name="fake", activations="float32")),
         plan=cast(Any, plan),
     )
     model = FakeModel()

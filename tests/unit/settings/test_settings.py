@@ -14,7 +14,7 @@ GIB = 2**30
 def test_defaults() -> None:
     settings = Settings.resolve({})
     assert settings == Settings()
-    assert (settings.prefill_chunk, settings.activations) == (512, Activations.INT16)
+    assert (settings.prefill_chunk, settings.activations) == (512, None)
 
 
 def test_explicit_beats_environment_beats_default() -> None:
