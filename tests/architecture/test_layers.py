@@ -22,6 +22,15 @@ def test_the_import_line_holds() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_loader_of_the_library_stays_below_the_facade() -> None:
+    """import-linter overlooks its `import colibri._native`, and with it the facade."""
+    module = tree(PACKAGE / "kernels" / "library.py")
+    named = {n.module for n in ast.walk(module) if isinstance(n, ast.ImportFrom)}
+    named |= {a.name for n in ast.walk(module) if isinstance(n, ast.Import) for a in n.names}
+    assert "colibri._native" in named
+    assert "colibri" not in named
+
+
 def test_every_folder_is_a_package() -> None:
     """import-linter does not look into folders without `__init__.py`."""
     folders = {path.parent for path in python_files(PACKAGE)}

@@ -66,3 +66,8 @@ def shared_golden(case: Path) -> Golden:
     ids = stored["input_ids"].reshape(-1).astype(np.int32)
     logits = stored["logits"].reshape(len(ids), -1)
     return Golden(ids, logits, stored["greedy_ids"].reshape(-1).tolist(), routes)
+
+
+def least_slots(path: Path) -> int:
+    """The fewest expert slots a model runs with: one layer's active experts."""
+    return int(json.loads((path / "config.json").read_text())["num_experts_per_tok"])

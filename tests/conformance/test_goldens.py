@@ -5,7 +5,6 @@ Compared are logits, greedy ids and router choices.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from colibri.models.registry import all_families
 from tests.conformance.cases import (
     Golden,
     is_known,
+    least_slots,
     own_golden,
     shared_cases,
     shared_golden,
@@ -31,12 +31,6 @@ KERNELS = ["reference"] if unavailable_reason() else ["reference", "native"]
 KNOWN = [case for case in shared_cases() if is_known(case)]
 UNKNOWN = [case for case in shared_cases() if not is_known(case)]
 EXACT = {"activations": "float32", "kv": "f32"}
-
-
-def least_slots(path: Path) -> int:
-    """One layer's active experts."""
-    config = json.loads((path / "config.json").read_text())
-    return int(config["num_experts_per_tok"])
 
 
 def compare(path: Path, golden: Golden, kernels: str, slots: int | str) -> None:

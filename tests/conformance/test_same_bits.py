@@ -15,6 +15,7 @@ from colibri.kernels.library import unavailable_reason
 from colibri.models.convert import convert_model
 from colibri.models.family import Family
 from colibri.models.registry import all_families
+from tests.conformance.cases import least_slots
 from tests.tiny import write_tiny
 
 pytestmark = pytest.mark.skipif(
@@ -60,13 +61,12 @@ def test_chunks_and_threads(model: Path, expected: np.ndarray, chunk: int, threa
 @pytest.mark.parametrize("extra", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_least_slots(model: Path, expected: np.ndarray, chunk: int, extra: int) -> None:
-    with LLM.open(model, expert_slots="100%") as llm:
-        active = llm.model.config.num_experts_per_tok
-    with LLM.open(model, expert_slots=active + extra, prefill_chunk=chunk) as llm:
+    slots = least_slots(model) + extra
+    with LLM.open(model, expert_slots=slots, prefill_chunk=chunk) as llm:
         assert np.array_equal(llm.logits(IDS), expected)
-        stats = llm.metrics()
-        assert stats.expert_hits + stats.expert_misses == stats.expert_requests
-        assert stats.expert_misses > 0
+        traffic = llm.metrics().experts
+        assert traffic.hits + traffic.misses == traffic.requests
+        assert traffic.misses > 0
 
 
 def test_decode_equals_prefill(model: Path, expected: np.ndarray) -> None:

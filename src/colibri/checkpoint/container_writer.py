@@ -7,17 +7,16 @@ kept in a progress file, so that a writer of the same source goes on where a kil
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.container_file import GrowingFile, PlannedFile
 from colibri.checkpoint.container_manifest import (
     MANIFEST,
     FileRecord,
@@ -30,9 +29,8 @@ from colibri.checkpoint.container_manifest import (
 )
 from colibri.checkpoint.container_progress import Progress
 from colibri.checkpoint.crc32c import crc32c
-from colibri.checkpoint.experts import PAGE
 from colibri.checkpoint.record import RecordLayout
-from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, encode_header, write_json
+from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, write_json
 from colibri.errors import CheckpointError
 from colibri.formats import Bytes, FloatFormat, Floats, Format
 from colibri.units import format_bytes
@@ -40,66 +38,15 @@ from colibri.units import format_bytes
 _DENSE_FILE_BYTES = 5_000_000_000
 # A dense file's tensors are not known when it is begun: its header gets this much room.
 _DENSE_HEADER_ROOM = 64 << 10
-_HEADER_MARGIN = 4096
-
-
-@dataclass(slots=True)
-class _File:
-    """A safetensors file being written under its `.part` name; its header is written at the end."""
-
-    path: Path
-    start: int
-    out: BinaryIO
-    entries: list[Entry] = field(default_factory=list)
-    nbytes: int = 0
-    header_nbytes: int = 0
-
-    @classmethod
-    def create(cls, path: Path, start: int) -> _File:
-        """Begin a file whose data starts at byte `start`."""
-        out = path.with_name(path.name + ".part").open("wb")
-        out.seek(start)
-        return cls(path, start, out)
-
-    def add(self, entry: Entry, data: Bytes) -> None:
-        """Append a tensor."""
-        if data.nbytes != entry.nbytes:
-            raise ValueError(f"{entry.name} has {data.nbytes} bytes, not {entry.nbytes}")
-        self.out.write(np.ascontiguousarray(data).data)
-        self.entries.append(entry)
-        self.nbytes += entry.nbytes
-        self.header_nbytes += len(entry.name) + 120  # an upper bound of its JSON
-
-    def close(self) -> dict[str, Any]:
-        """Write the header, flush to the disk, rename; returns size and hash."""
-        header = encode_header(self.entries, align=PAGE, room=self.start)
-        assert len(header) == self.start, "the header has outgrown its room"
-        self.out.seek(0)
-        self.out.write(header)
-        self.out.flush()
-        os.fsync(self.out.fileno())
-        self.out.close()
-        self.out_path.rename(self.path)
-        return FileRecord.of(self.path).to_json()
-
-    def discard(self) -> None:
-        """Give the file up."""
-        self.out.close()
-        self.out_path.unlink(missing_ok=True)
-
-    @property
-    def out_path(self) -> Path:
-        """Where the bytes are until `close`."""
-        return self.path.with_name(self.path.name + ".part")
 
 
 class LayerWriter:
     """The experts of one layer, to be added in ascending order."""
 
-    def __init__(self, file: _File, layer: int, layout: RecordLayout) -> None:
+    def __init__(self, file: PlannedFile, layout: RecordLayout) -> None:
         self.layout = layout
         self.checksums: list[int] = []
-        self._file, self._layer = file, layer
+        self._file, self._record = file, np.zeros(layout.nbytes, np.uint8)
 
     def add(self, expert: int, gate: Floats, up: Floats, down: Floats) -> None:
         """Round and append an expert: gate and up `[F, D]`, down `[D, F]`.
@@ -115,9 +62,9 @@ class LayerWriter:
         if expert != len(self.checksums):
             raise ValueError(f"expert {expert} follows {len(self.checksums) - 1}: not ascending")
         gate, up, down = parts
-        record = self.layout.assemble(gate, up, down)
+        record = self.layout.assemble(gate, up, down, out=self._record)
         self.checksums.append(crc32c(record))
-        self._file.add(_record_entry(self._layer, expert, record.nbytes), record)
+        self._file.add(record)
 
 
 class ContainerWriter:
@@ -142,7 +89,7 @@ class ContainerWriter:
         self._progress = Progress.begin(
             directory, {"family": family, "source": dict(source), "revision": revision}
         )
-        self._dense: _File | None = None
+        self._dense: GrowingFile | None = None
         self._dense_info: dict[str, Any] = {}
 
     def has_layer(self, layer: int, num_experts: int, layout: RecordLayout) -> bool:
@@ -155,9 +102,8 @@ class ContainerWriter:
     def layer(self, layer: int, num_experts: int, layout: RecordLayout) -> Iterator[LayerWriter]:
         """Write one MoE layer; every expert must have been added when the block ends."""
         entries = [_record_entry(layer, expert, layout.nbytes) for expert in range(num_experts)]
-        start = len(encode_header(entries, align=PAGE))
-        file = _File.create(self.directory / layer_file(layer), start)
-        writer = LayerWriter(file, layer, layout)
+        file = PlannedFile(self.directory / layer_file(layer), entries)
+        writer = LayerWriter(file, layout)
         try:
             yield writer
             if len(writer.checksums) != num_experts:
@@ -167,7 +113,8 @@ class ContainerWriter:
             file.discard()
             raise
         about = {"layer": layer, "num_experts": num_experts, "parts": layout.to_json()}
-        self._progress.add(file.path, file.close() | about | {"crc32c": writer.checksums})
+        about |= {"crc32c": writer.checksums}
+        self._progress.add(file.path, file.close().to_json() | about)
 
     def has_dense(self, name: str) -> bool:
         """Whether an earlier writer, or this one, has written this tensor."""
@@ -187,10 +134,16 @@ class ContainerWriter:
         """Append a tensor whose bytes are resident already: a coded matrix, or plain floats."""
         if self.has_dense(name):
             raise ValueError(f"{name} was written before")
-        self._make_room(name, data.nbytes)
+        entry = _dense_entry(name, fmt, shape, data.nbytes)
+        if self._dense is not None and not self._dense.has_room(entry):
+            self._close_dense()
         if self._dense is None:
-            self._dense = _File.create(self._progress.next_dense(), _DENSE_HEADER_ROOM)
-        self._dense.add(_dense_entry(name, fmt, shape, data.nbytes), data)
+            self._dense = GrowingFile(
+                self._progress.next_dense(),
+                header_room=_DENSE_HEADER_ROOM,
+                max_nbytes=_DENSE_FILE_BYTES,
+            )
+        self._dense.add(entry, np.ascontiguousarray(data))
         self._dense_info[name] = dense_json(fmt, shape)
 
     def finish(self, config: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
@@ -203,21 +156,13 @@ class ContainerWriter:
         write_json(self.directory / MANIFEST, self._manifest(checksums).to_json())
         self._progress.end()
 
-    def _make_room(self, name: str, nbytes: int) -> None:
-        """End the current dense file where this tensor no longer fits in."""
-        file = self._dense
-        if file is None:
-            return
-        header_room = file.start - _HEADER_MARGIN - len(name)
-        if file.nbytes + nbytes > _DENSE_FILE_BYTES or file.header_nbytes > header_room:
-            self._close_dense()
-
     def _close_dense(self) -> None:
         if self._dense is not None:
-            self._progress.add(self._dense.path, self._dense.close() | {"dense": self._dense_info})
+            record = self._dense.close()
+            self._progress.add(self._dense.path, record.to_json() | {"dense": self._dense_info})
             self._dense, self._dense_info = None, {}
 
-    def _write_checksums(self) -> dict[str, Any]:
+    def _write_checksums(self) -> dict[str, FileRecord]:
         """The checksum tables, in a file that no progress remembers: they must fit the layers."""
         tables = {
             done["layer"]: np.asarray(done["crc32c"], "<u4") for done in self._progress.layers()
@@ -228,22 +173,22 @@ class ContainerWriter:
             Entry(checksum_tensor(layer), "U32", table.shape, table.nbytes)
             for layer, table in tables.items()
         ]
-        start = len(encode_header(entries, align=PAGE))
-        file = _File.create(self._progress.next_dense(), start)
-        for entry, table in zip(entries, tables.values(), strict=True):
-            file.add(entry, table.view(np.uint8))
+        file = PlannedFile(self._progress.next_dense(), entries)
+        for table in tables.values():
+            file.add(table.view(np.uint8))
         return {file.path.name: file.close()}
 
-    def _manifest(self, checksums: Mapping[str, Any]) -> Manifest:
+    def _manifest(self, checksums: Mapping[str, FileRecord]) -> Manifest:
         """`colibri.json`."""
-        layers, files = self._progress.layers(), self._progress.files | dict(checksums)
+        layers, files = self._progress.layers(), self._progress.files
         return Manifest(
             family=self._progress.identity["family"],
             source=self._progress.identity["source"],
             num_experts={done["layer"]: done["num_experts"] for done in layers},
             layouts={done["layer"]: RecordLayout.from_json(done["parts"]) for done in layers},
             dense={name: dense_from_json(about) for name, about in self._progress.dense().items()},
-            files={name: FileRecord(f["bytes"], f["sha256"]) for name, f in files.items()},
+            files={name: FileRecord(f["bytes"], f["sha256"]) for name, f in files.items()}
+            | dict(checksums),
         )
 
 

@@ -83,9 +83,9 @@ class RecordLayout:
             for p in self.parts
         ]
 
-    def assemble(self, gate: Bytes, up: Bytes, down: Bytes) -> Bytes:
-        """The record `[nbytes]` of resident matrices; padding is zero."""
-        record = np.zeros(self.nbytes, np.uint8)
+    def assemble(self, gate: Bytes, up: Bytes, down: Bytes, out: Bytes | None = None) -> Bytes:
+        """The record `[nbytes]` of resident matrices; padding is zero, or as it was in `out`."""
+        record = np.zeros(self.nbytes, np.uint8) if out is None else out
         for index, data in enumerate((gate, up, down)):
             for into, source in self._windows(record, index, data):
                 into[...] = source

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from colibri.cli.failures import reported
 from colibri.errors import SettingsError
+from colibri.llm.defaults import GenerationDefaults
 from colibri.settings import Settings, flag_of, variable_of
 
 Command = Callable[..., None]
@@ -68,6 +70,9 @@ def with_sampling(function: Command) -> Command:
     @wraps(function)
     def command(**values: Any) -> None:
         sampling = {name: values.pop(name) for name in SAMPLING}
+        GenerationDefaults({}, Path()).params(  # a bad value is told before the model is loaded
+            **{name: value for name, value in sampling.items() if name != "stop"}
+        )
         function(sampling=sampling, **values)
 
     return _with_signature(command, [*own, *flags])

@@ -27,7 +27,7 @@ def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
         return
     console = Console(highlight=False)
     console.print(table(prepared.plan))
-    console.print(advice(prepared.plan), markup=False)
+    console.print(advice(prepared.plan), markup=False, soft_wrap=True)
 
 
 def table(plan: Plan) -> Table:
@@ -46,8 +46,10 @@ def advice(plan: Plan) -> str:
     missing = plan.num_experts - plan.num_slots
     if missing <= 0:
         return "All experts stay in memory: each is read once."
-    more = format_bytes(max(0, missing * plan.record_bytes - plan.spare_bytes))
+    cold = format_bytes(plan.bytes_per_token_cold)
+    more = missing * plan.record_bytes - plan.spare_bytes
+    need = "More expert_slots would fit:" if more <= 0 else f"With {format_bytes(more)} more"
     return (
-        f"A token reads up to {format_bytes(plan.bytes_per_token_cold)} while nothing is resident. "
-        f"With {more} more, all {plan.num_experts:,} experts would stay in memory."
+        f"A token reads up to {cold} while nothing is resident. "
+        f"{need} all {plan.num_experts:,} experts could stay in memory."
     )

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class Reporter:
-    """Bars on a terminal, one line a stage elsewhere. `close` clears the bars."""
+    """Bars on a terminal, one line elsewhere. `close` clears the bars."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
@@ -26,8 +26,9 @@ class Reporter:
 
     def _begin(self, stage: str, total: int) -> None:
         if not self._console.is_terminal:
+            if not self._tasks:
+                self._console.print(f"{stage} …", markup=False, soft_wrap=True)
             self._tasks[stage] = TaskID(len(self._tasks))
-            self._console.print(f"{stage} …", markup=False)
             return
         if self._bars is None:
             columns = (

@@ -26,6 +26,9 @@ IDS = Annotated[
 ]
 CHAT = Annotated[bool, typer.Option("--chat", help="Ask through the checkpoint's chat template.")]
 
+# Models may say anything, but they do not get to move cursors or rename windows.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 @with_settings
 @with_sampling
@@ -102,6 +105,7 @@ def finish(stream: Stream) -> Completion:
 
 def show(stream: Stream, reporter: Reporter) -> Completion:
     """Print the reply as it comes: text, or ids where there is no tokenizer."""
+    forbidden = CONTROLS if sys.stdout.isatty() else {}
     with stream:
         for chunk in stream:
             reporter.close()
@@ -109,6 +113,6 @@ def show(stream: Stream, reporter: Reporter) -> Completion:
             if shown is None:
                 shown = "".join(f"{token} " for token in chunk.token_ids)
             if shown:
-                print(shown, end="", flush=True)
+                print(shown.translate(forbidden), end="", flush=True)
     print(flush=True)
     return stream.completion

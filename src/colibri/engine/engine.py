@@ -97,8 +97,8 @@ class Engine:
     ) -> Generation:
         """Check the request now; compute when the result is iterated over.
 
-        With a `session`, what it shares with `ids` is not computed again. A request without a
-        seed gets a random one.
+        With a `session`, what it shares with `ids` is not computed again. A request that
+        samples without a seed gets a random one.
 
         Raises:
             RequestError: an id outside the vocabulary, or no ids.
@@ -107,9 +107,10 @@ class Engine:
         prompt = self.checked(ids)
         self.checked(params.stop_ids, "stop_ids")
         allowed = tokens_allowed(len(prompt), params.max_tokens, self.limits.context_length)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
         eos_ids = frozenset[int]() if params.ignore_eos else self.limits.eos_ids
-        params = replace(params, seed=seed, stop_ids=tuple(eos_ids.union(params.stop_ids)))
+        params = replace(params, stop_ids=tuple(sorted(eos_ids.union(params.stop_ids))))
+        if params.temperature > 0 and params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
 
         def run(generation: Generation) -> Tokens:
             with self._taking_turn(), self._borrowed(session) as own:

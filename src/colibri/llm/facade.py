@@ -16,7 +16,7 @@ from colibri.engine.metrics import ExpertCounts, Metrics
 from colibri.engine.session import Session
 from colibri.errors import RequestError, TextError
 from colibri.llm.completion import Completion, ReplyText, Stream
-from colibri.llm.loading import LoadProgress, Prepared, prepare
+from colibri.llm.loading import LoadProgress, Prepared, open_model
 from colibri.llm.options import RequestOptions, Stop, check_names
 from colibri.models.model import Model
 from colibri.models.plan import Plan
@@ -73,8 +73,7 @@ class LLM:
     @classmethod
     def from_settings(cls, settings: Settings, progress: LoadProgress | None = None) -> Self:
         """Open what the settings say; see `open`."""
-        prepared = prepare(settings)
-        return cls(prepared, prepared.load(progress))
+        return cls(*open_model(settings, progress))
 
     @property
     def settings(self) -> Settings:

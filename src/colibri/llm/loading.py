@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from colibri import kernels as kernel_library
 from colibri.checkpoint.index import Checkpoint
 from colibri.errors import SettingsError
-from colibri import kernels as kernel_library
 from colibri.kernels.api import Activations, Kernels
 from colibri.llm.defaults import GenerationDefaults, token_ids
 from colibri.memory.budget import malloc_trim, process_rss
@@ -94,6 +94,18 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(settings, description, tokenizer, template, defaults, kernels, plan)
 
 
+def open_model(settings: Settings, progress: LoadProgress | None = None) -> tuple[Prepared, Model]:
+    """Prepare and load; large checkpoints take their time for both."""
+    if progress is None:
+        prepared = prepare(settings)
+    else:
+        stage = f"opening {find_model(settings)}"
+        progress(stage, 0, 1)
+        prepared = prepare(settings)
+        progress(stage, 1, 1)
+    return prepared, prepared.load(progress)
+
+
 def make_kernels(settings: Settings) -> Kernels:
     """The kernels that the settings ask for.
 
@@ -102,7 +114,9 @@ def make_kernels(settings: Settings) -> Kernels:
         SettingsError: the kernels there are do not code activations as asked.
     """
     wanted = settings.activations
-    made = kernel_library.make_kernels(settings.kernels, settings.threads, wanted or Activations.INT16)
+    made = kernel_library.make_kernels(
+        settings.kernels, settings.threads, wanted or Activations.INT16
+    )
     if wanted is not None and made.activations != wanted:
         raise SettingsError(
             f"activations is {wanted}, but the {made.name} kernels compute with {made.activations}: "

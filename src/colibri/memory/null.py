@@ -31,8 +31,9 @@ class NullReader:
         if self._closed:
             raise ReadError("the expert store is closed: open the model again")
         queue = self.prefetch if jobs.prefetch else self.demand
-        queue.update(zip(jobs.slots.tolist(), jobs.nbytes.sum(axis=1).tolist(), strict=True))
+        new = dict(zip(jobs.slots.tolist(), jobs.nbytes.sum(axis=1).tolist(), strict=True))
         self._states[jobs.slots] = LOADING
+        queue.update(new)
 
     def finish(self, slot: int) -> None:
         """The slot's record has landed."""

@@ -51,7 +51,7 @@ class ModelShape:
 
 SHAPES: Mapping[str, ModelShape] = {
     "demo": ModelShape(512, 256, 32, 4, 10, 8, 4, 64, 264),
-    "1gb": ModelShape(1024, 512, 64, 8, 16, 16, 4, 64, 264),
+    "1gb": ModelShape(1024, 512, 64, 8, 18, 16, 4, 64, 264),
     "olmoe-7b": ModelShape(2048, 1024, 64, 8, 16, 16, 16, 128, 50304),
     "qwen3-30b": ModelShape(2048, 768, 128, 8, 48, 32, 4, 128, 151936),
     # Experts of GLM-5.2; four of its layers, plain attention and a smaller vocabulary.

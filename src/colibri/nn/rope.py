@@ -114,8 +114,8 @@ def _refuse_nested(parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         if isinstance(value, Mapping):
             raise UnsupportedModelError(
-                f"config.json: rope_parameters.{key} = {dict(value)!r}: parameters by kind of layer "
-                "are not implemented for this family"
+                f"config.json: rope_parameters.{key} = {dict(value)!r}: parameters by kind of "
+                "layer are not implemented for this family"
             )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,6 @@ from colibri.formats import BF16, F16, F32, Format, get_format
 from colibri.kernels.api import FAILED, READY
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.opening import open_store
-
 from tests.unit.memory.records import KINDS, Records, container_model, library, pieces_model
 
 
@@ -236,7 +236,11 @@ def test_a_child_process_does_not_wait_for_ever(tmp_path: Path, kind: str) -> No
     records = pieces_model(tmp_path, num_experts=64)
     with opened(records, kind, slots=64, threads=1) as store:
         with store.lease(0, np.arange(64, dtype=np.int32)) as slots:
-            child = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # forking with threads is the point
+                child = os.fork()
             if not child:
                 try:
                     landed(store, slots)

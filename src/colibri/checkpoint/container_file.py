@@ -1,0 +1,108 @@
+"""One file of a container while it is written: under a `.part` name until it is on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from colibri.checkpoint.container_manifest import FileRecord
+from colibri.checkpoint.experts import PAGE
+from colibri.checkpoint.safetensors_writer import Entry, encode_header
+from colibri.formats import Bytes
+
+_OFFSET_DIGITS = 40  # what data_offsets may add to an entry that was measured on its own
+
+
+class PartFile:
+    """A file that gets its name when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._part = path.with_name(path.name + ".part")
+        self._out = self._part.open("wb")
+
+    def discard(self) -> None:
+        """Give the file up."""
+        self._out.close()
+        self._part.unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        """Flush to the disk, then rename."""
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._out.close()
+        self._part.rename(self.path)
+
+
+class PlannedFile(PartFile):
+    """A file whose tensors are known beforehand; it is hashed as it is written."""
+
+    def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
+        super().__init__(path)
+        self._digest = hashlib.sha256()
+        self._left = list(reversed(entries))
+        self._write(np.frombuffer(encode_header(entries, align=PAGE), np.uint8))
+
+    def add(self, data: Bytes) -> None:
+        """Write the next tensor's contiguous bytes."""
+        entry = self._left.pop()
+        if data.nbytes != entry.nbytes:
+            raise ValueError(f"{entry.name} has {data.nbytes} bytes, not {entry.nbytes}")
+        self._write(data)
+
+    def close(self) -> FileRecord:
+        """Complete the file."""
+        if self._left:
+            raise ValueError(f"{self.path}: {len(self._left)} tensors have not been written")
+        nbytes = self._out.tell()
+        self._publish()
+        return FileRecord(nbytes, self._digest.hexdigest())
+
+    def _write(self, data: Bytes) -> None:
+        self._out.write(data.data)
+        self._digest.update(data.data)
+
+
+class GrowingFile(PartFile):
+    """A file that takes tensors until it is full; its header gets a fixed room at the start."""
+
+    def __init__(self, path: Path, *, header_room: int, max_nbytes: int) -> None:
+        super().__init__(path)
+        self._entries: list[Entry] = []
+        self._room, self._max_nbytes = header_room, max_nbytes
+        self._header_nbytes, self._nbytes = len(encode_header([])), 0
+        self._out.seek(header_room)
+
+    def has_room(self, entry: Entry) -> bool:
+        """Whether the tensor fits; the first one always does."""
+        fits = self._nbytes + entry.nbytes <= self._max_nbytes
+        fits &= self._header_nbytes + _header_nbytes(entry) <= self._room
+        return fits or not self._entries
+
+    def add(self, entry: Entry, data: Bytes) -> None:
+        """Append a tensor's contiguous bytes."""
+        if data.nbytes != entry.nbytes:
+            raise ValueError(f"{entry.name} has {data.nbytes} bytes, not {entry.nbytes}")
+        self._out.write(data.data)
+        self._entries.append(entry)
+        self._nbytes += entry.nbytes
+        self._header_nbytes += _header_nbytes(entry)
+
+    def close(self) -> FileRecord:
+        """Write the header, complete the file, read it once for its hash."""
+        header = encode_header(self._entries, align=PAGE, room=self._room)
+        if len(header) != self._room:
+            raise ValueError(f"{self.path}: the header needs {len(header)} bytes")
+        self._out.seek(0)
+        self._out.write(header)
+        self._publish()
+        return FileRecord.of(self.path)
+
+
+def _header_nbytes(entry: Entry) -> int:
+    """A bound on what the tensor adds to a header."""
+    return len(encode_header([entry])) + _OFFSET_DIGITS

@@ -1,0 +1,161 @@
+"""Attention: numbers against the reference, and the same bits however the rows arrive."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colibri.formats import BF16, F16, F32, FORMATS, Floats
+from colibri.kernels.api import Attention, Ints, Kernels, KVLayer
+from tests.kernels.builders import (
+    REFERENCE,
+    assert_close,
+    assert_same_bits,
+    attention,
+    batch,
+    gaussian,
+    generator,
+    kv_layer,
+    native,
+    rope,
+    variants,
+)
+
+KV_ERROR = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2}
+
+LAYERS = st.fixed_dictionaries(
+    {
+        "hidden": st.sampled_from([8, 24, 33]),
+        "kv_heads": st.integers(1, 3),
+        "ratio": st.integers(1, 4),
+        "head_dim": st.sampled_from([4, 16, 20, 64, 80]),
+        "bias": st.booleans(),
+        "q_norm": st.sampled_from([None, "head", "whole"]),
+        "clip": st.sampled_from([None, 0.7]),
+        "window": st.sampled_from([None, 1, 5, 70]),
+        "rope_pairing": st.sampled_from(["half", "pair"]),
+        "rotary_dim": st.sampled_from([0, 2, 4]),
+    }
+)
+
+
+def run(kernels: Kernels, layer: Attention, kv: KVLayer, x: Floats, chunks: list[int]) -> Floats:
+    """All rows of `x`, which are one sequence, in chunks that end at `chunks`."""
+    out = x.copy()
+    table = tables(1, kv)
+    for begin, end in zip([0, *chunks], [*chunks, len(x)], strict=True):
+        positions = list(range(begin, end))
+        part = batch(positions, [0] * len(positions), table)
+        rows = out[begin:end]
+        kernels.attention_step(layer, rows, part, rope(part.positions, layer.rotary_dim), kv)
+    return out
+
+
+def tables(members: int, kv: KVLayer) -> Ints:
+    """Blocks of each sequence, out of order, then places that are still empty."""
+    num = kv.pool.size // kv.block_nbytes
+    blocks = generator(9).permutation(num).astype(np.int32).reshape(members, -1)
+    return np.concatenate([blocks, np.full((members, 2), -1, np.int32)], axis=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    options=LAYERS,
+    fmt=st.sampled_from([F32, F16, BF16]),
+    tokens=st.integers(1, 150),
+    cuts=st.lists(st.integers(0, 150), max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_attention_step(
+    options: dict[str, Any], fmt: Any, tokens: int, cuts: list[int], seed: int
+) -> None:
+    rng = generator(seed)
+    layer = attention(rng, F32, **options)
+    x = gaussian(rng, tokens, options["hidden"])
+    blocks = -(-tokens // 64)
+    found = run(native("float32"), layer, kv_layer(layer, fmt, blocks), x, [])
+    wanted = run(REFERENCE, layer, kv_layer(layer, fmt, blocks), x, [])
+    assert_close(found, wanted, KV_ERROR[fmt.name])
+    chunks = sorted({cut for cut in cuts if cut < tokens} - {0})
+    for kernels in variants("float32"):
+        assert_same_bits(run(kernels, layer, kv_layer(layer, fmt, blocks), x, chunks), found)
+
+
+@pytest.mark.parametrize("window", [None, 1000])
+def test_contexts_longer_than_a_split(window: int | None) -> None:
+    rng = generator(0)
+    layer = attention(rng, F32, hidden=8, head_dim=8, ratio=1, window=window)
+    x = gaussian(rng, 1100, 8)
+    found = run(native("float32"), layer, kv_layer(layer, F32, 18), x, [])
+    assert_close(found, run(REFERENCE, layer, kv_layer(layer, F32, 18), x, []), 1e-5)
+    chunks = [1000, 1023, 1024, 1025, 1099]
+    for kernels in variants("float32"):
+        assert_same_bits(run(kernels, layer, kv_layer(layer, F32, 18), x, chunks), found)
+
+
+@pytest.mark.parametrize("name", ["int4-g64", "int8-g32", "bf16"])
+def test_coded_projections(name: str) -> None:
+    rng = generator(1)
+    layer = attention(rng, FORMATS[name], hidden=72, head_dim=32, kv_heads=2, bias=True)
+    x = gaussian(rng, 40, 72)
+    found = run(native("int16"), layer, kv_layer(layer, F32, 1), x, [])
+    assert_close(found, run(REFERENCE, layer, kv_layer(layer, F32, 1), x, []), 5e-4)
+    for kernels in variants("int16"):
+        assert_same_bits(run(kernels, layer, kv_layer(layer, F32, 1), x, [1, 2, 30]), found)
+
+
+def test_rows_of_several_sequences_do_not_meet() -> None:
+    """Two sequences in one call, rows interleaved, against each alone."""
+    rng = generator(2)
+    layer = attention(rng, F32, hidden=24, kv_heads=2)
+    first, second = gaussian(rng, 70, 24), gaussian(rng, 30, 24)
+    alone = [run(native(), layer, kv_layer(layer, BF16, 2), x, []) for x in (first, second)]
+    kv = kv_layer(layer, BF16, 4)
+    x = np.concatenate([first[:30], second, first[30:]])
+    order = np.argsort(
+        np.concatenate([np.arange(30), np.arange(30), np.arange(30, 70)]), kind="stable"
+    )
+    members = np.array([0] * 30 + [1] * 30 + [0] * 40)[order]
+    positions = np.concatenate([np.arange(30), np.arange(30), np.arange(30, 70)])[order]
+    mixed = x[order]
+    part = batch(positions.tolist(), members.tolist(), tables(2, kv))
+    native().attention_step(layer, mixed, part, rope(part.positions, layer.rotary_dim), kv)
+    for member in (0, 1):
+        assert_same_bits(mixed[members == member], alone[member])
+
+
+@pytest.mark.parametrize(
+    ("position", "member", "table"),
+    [
+        (0, 1, [[0, 0]]),
+        (0, -1, [[0, 0]]),
+        (128, 0, [[0, 0]]),
+        (-1, 0, [[0, 0]]),
+        (64, 0, [[0, -1]]),
+        (64, 0, [[0, 1]]),
+    ],
+)
+def test_a_block_outside_the_pool_is_refused(
+    position: int, member: int, table: list[list[int]]
+) -> None:
+    layer = attention(generator(2))
+    kv = kv_layer(layer, F32, 1)
+    part = batch([0, position], [0, member], np.array(table, np.int32))
+    x = np.zeros((2, 24), np.float32)
+    with pytest.raises(ValueError, match=r"out of range \(at 1\)"):
+        native().attention_step(layer, x, part, rope(part.positions, layer.rotary_dim), kv)
+
+
+def test_a_window_does_not_need_the_blocks_behind_it() -> None:
+    layer = attention(generator(2), window=8)
+    kv = kv_layer(layer, F32, 2)
+    x = gaussian(generator(3), 10, 24)
+    positions = list(range(192, 202))
+    behind = batch(positions, [0] * 10, np.array([[1, 1, 1, 0]], np.int32))
+    alone = batch(positions[7:], [0] * 3, np.array([[-1, -1, -1, 0]], np.int32))
+    whole, rows = x.copy(), x[7:].copy()
+    native().attention_step(layer, whole, behind, rope(behind.positions, layer.rotary_dim), kv)
+    native().attention_step(layer, rows, alone, rope(alone.positions, layer.rotary_dim), kv)
+    assert_same_bits(rows, whole[7:])
