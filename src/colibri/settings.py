@@ -35,9 +35,13 @@ def parse_count(value: object) -> int:
 
 def parse_size(value: object) -> int:
     """Return bytes, from a number of them or a text such as 12GiB."""
+    wanted = "a size such as 12GiB, 800MB or 1073741824"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("a size such as 12GiB, 800MB or 1073741824")
-    return parse_bytes(value)
+        raise ValueError(wanted)
+    try:
+        return parse_bytes(value)
+    except ValueError:
+        raise ValueError(wanted) from None
 
 
 def parse_slots(value: object) -> int | float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from colibri.errors import SettingsError
-
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -16,13 +14,13 @@ def parse_bytes(text: str | int) -> int:
     `GiB` and the bare letter `G` mean 1024^3; `GB` means 1000^3.
 
     Raises:
-        SettingsError: the text is no size or not positive.
+        ValueError: the text is no size or not positive.
     """
     if isinstance(text, int):
         return _positive(text, text)
     match = _BYTES.fullmatch(text)
     if match is None:
-        raise SettingsError(f"{text!r} is not a size: write it like 12GiB, 800MB or 1073741824")
+        raise ValueError(f"{text!r} is not a size: write it like 12GiB, 800MB or 1073741824")
     number, letter, binary = match.groups()
     bare_letter = bool(letter) and not text.strip().lower().endswith("b")
     base = 1024 if binary or bare_letter else 1000
@@ -31,7 +29,7 @@ def parse_bytes(text: str | int) -> int:
 
 def _positive(value: int, text: str | int) -> int:
     if value <= 0:
-        raise SettingsError(f"{text!r} is not a size: it must be more than zero bytes")
+        raise ValueError(f"{text!r} is not a size: it must be more than zero bytes")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats import F32, FORMATS, Bytes, Floats, Format
+from colibri.formats import F32, FORMATS, Bytes, FloatFormat, Floats, Format
 from colibri.kernels.api import (
     FFN,
     KV_BLOCK,
@@ -94,7 +94,7 @@ def matrix(
 
 
 def norm(rng: np.random.Generator, width: int) -> Norm:
-    return Norm(1 + gaussian(rng, width) / 8, 1e-6)
+    return Norm(np.float32(1) + gaussian(rng, width) / np.float32(8), 1e-6)
 
 
 def glu(rng: np.random.Generator, fmt: Format, hidden: int, units: int, normed: bool) -> FFN:
@@ -141,7 +141,7 @@ def rope(positions: Ints, rotary_dim: int) -> RopeTable:
     return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
-def kv_layer(layer: Attention, fmt: Format, num_blocks: int) -> KVLayer:
+def kv_layer(layer: Attention, fmt: FloatFormat, num_blocks: int) -> KVLayer:
     """A pool full of NaN: whoever reads a key that was never written shows it."""
     share = 2 * fmt.nbytes((layer.num_kv_heads * KV_BLOCK, layer.head_dim))
     pool = np.full(num_blocks * (share + 128), 0xFF, np.uint8)

@@ -120,7 +120,8 @@ def _take(
     spec = tensors.pop(name, None)
     if spec is None:
         raise IncompleteModelError(
-            f"{directory}: tensor {shown(name)} is in none of the dense files; convert again"
+            f"{directory / MANIFEST}: tensor {shown(name)} is in none of the dense files;"
+            " convert the model again"
         )
     if (spec.dtype, spec.shape) != (dtype, shape):
         raise _mismatch(spec, dtype, shape)

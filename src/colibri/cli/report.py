@@ -13,8 +13,9 @@ def footer(completion: Completion, totals: Metrics) -> str:
     """One line: tokens, speed, hit rate, bytes read, memory against the budget."""
     own = completion.metrics
     speed, hit_rate = own.decode_tokens_per_s, own.expert_hit_rate
+    count = completion.completion_tokens
     parts = [
-        f"{completion.completion_tokens} tokens ({completion.finish_reason})",
+        f"{count} token{'' if count == 1 else 's'} ({completion.finish_reason})",
         f"first after {format_seconds(own.ttft_s)}",
         "" if speed is None else f"{speed:.2f} tok/s",
         "" if hit_rate is None else f"experts {hit_rate:.0%} from memory",

@@ -58,7 +58,7 @@ class Metrics:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Speed of decoding; None before there was any."""
-        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+        return self.decode_tokens / self.decode_s if self.decode_tokens else None
 
     @property
     def expert_hit_rate(self) -> float | None:

@@ -114,12 +114,11 @@ def make_kernels(settings: Settings) -> Kernels:
         SettingsError: the kernels there are do not code activations as asked.
     """
     wanted = settings.activations
-    made = kernel_library.make_kernels(
-        settings.kernels, settings.threads, wanted or Activations.INT16
-    )
+    coding = wanted or Activations.INT16
+    made = kernel_library.make_kernels(settings.kernels, settings.threads, coding)
     if wanted is not None and made.activations != wanted:
         raise SettingsError(
-            f"activations is {wanted}, but the {made.name} kernels compute with {made.activations}: "
-            "leave it out, or use native kernels"
+            f"activations is {wanted}, but the {made.name} kernels compute with "
+            f"{made.activations}: leave it out, or use native kernels"
         )
     return made

@@ -60,6 +60,14 @@ ssize_t preadv64(int fd, const struct iovec *to, int count, off_t offset)
 {
     return preadv(fd, to, count, offset);
 }
+ssize_t preadv2(int fd, const struct iovec *to, int count, off_t offset, int flags)
+{
+    return preadv(fd, to, count, offset);
+}
+ssize_t preadv64v2(int fd, const struct iovec *to, int count, off_t offset, int flags)
+{
+    return preadv(fd, to, count, offset);
+}
 """
 
 SCRIPT = """

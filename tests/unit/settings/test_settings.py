@@ -60,7 +60,7 @@ def test_values_are_read(name: str, value: Any, wanted: object) -> None:
     ("name", "value", "message"),
     [
         ("model", "", "text that is not empty"),
-        ("ram", "lots", "is not a size"),
+        ("ram", "lots", "a size such as"),
         ("ram", 1.5, "a size such as 12GiB"),
         ("ram", True, "a size such as 12GiB"),
         ("expert_slots", "0%", "a share of all of them"),

@@ -1,0 +1,58 @@
+"""How the parts of a record lie."""
+
+import json
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colibri.checkpoint.experts import PAGE
+from colibri.checkpoint.record import RecordLayout
+from colibri.formats import FORMATS, get_format
+
+INT4 = get_format("int4-g64")
+
+
+def test_gate_and_up_panels_alternate() -> None:
+    layout = RecordLayout.uniform(INT4, 64, 24)
+    panel = INT4.panel_nbytes(64)
+    gate, up, down = (
+        np.full(INT4.resident_nbytes(shape), value, np.uint8)
+        for shape, value in (((24, 64), 1), ((24, 64), 2), ((64, 24), 3))
+    )
+    record = layout.assemble(gate, up, down)
+    pairs = record[: 6 * panel].reshape(3, 2, panel)
+    assert (pairs[:, 0] == 1).all()
+    assert (pairs[:, 1] == 2).all()
+    start = layout.offsets[2]
+    assert start % 64 == 0
+    assert (record[start : start + down.size] == 3).all()
+    assert not record[start + down.size :].any()
+
+
+def test_usual_shapes_fill_whole_pages() -> None:
+    for shape, pages in (((2048, 1024), 816), ((2048, 768), 612), ((6144, 2048), 4896)):
+        layout = RecordLayout.uniform(INT4, *shape)
+        assert layout.nbytes == pages * PAGE
+        assert layout.nbytes == 3 * INT4.nbytes(shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    formats=st.tuples(*[st.sampled_from(sorted(FORMATS))] * 3),
+    hidden=st.integers(1, 90),
+    ffn=st.integers(1, 90),
+)
+def test_any_layout_splits_into_what_was_assembled(
+    formats: tuple[str, str, str], hidden: int, ffn: int
+) -> None:
+    shapes = ((ffn, hidden), (ffn, hidden), (hidden, ffn))
+    gate, up, down = map(get_format, formats)
+    layout = RecordLayout.of((gate, up, down), shapes)
+    assert RecordLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    rng = np.random.default_rng(hidden * 100 + ffn)
+    sizes = [fmt.resident_nbytes(s) for fmt, s in zip((gate, up, down), shapes, strict=True)]
+    parts = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    record = layout.assemble(parts[0], parts[1], parts[2])
+    assert record.size == layout.nbytes
+    assert [p.tobytes() for p in layout.split(record)] == [p.tobytes() for p in parts]
