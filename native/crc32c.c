@@ -11,8 +11,7 @@
 #define POLYNOMIAL 0x82F63B78u
 
 /* Eight bytes a step. The tables are made on the stack at each call: 2048 steps, against records of megabytes. */
-static uint32_t by_table(uint32_t crc, const uint8_t *data, int64_t nbytes)
-{
+static uint32_t by_table(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     uint32_t table[8][256];
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t value = i;
@@ -35,8 +34,7 @@ static uint32_t by_table(uint32_t crc, const uint8_t *data, int64_t nbytes)
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *data, int64_t nbytes)
-{
+__attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     uint64_t wide = crc;
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         uint64_t word;
@@ -51,8 +49,7 @@ __attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t crc, c
 
 static int has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
 #elif defined(__aarch64__) && defined(__linux__)
-__attribute__((target("+crc"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *data, int64_t nbytes)
-{
+__attribute__((target("+crc"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         uint64_t word;
         memcpy(&word, data, 8);
@@ -69,7 +66,6 @@ static int has_instruction(void) { return (getauxval(AT_HWCAP) >> 7) & 1; } /* H
 static int has_instruction(void) { return 0; }
 #endif
 
-uint32_t colibri_crc32c(uint32_t crc, const uint8_t *data, int64_t nbytes)
-{
+uint32_t colibri_crc32c(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     return ~(has_instruction() ? by_instruction : by_table)(~crc, data, nbytes);
 }

@@ -7,14 +7,14 @@
 extern const colibri_table colibri_table_avx512;
 static int32_t runs_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
 }
 #endif
 
 #ifdef HAVE_ISA_AVX2
 extern const colibri_table colibri_table_avx2;
 static int32_t runs_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* F16C is older than AVX2 */
 }
 #endif
 

@@ -11,8 +11,7 @@
 #include <unistd.h>
 #endif
 
-static inline int64_t now_ns(void)
-{
+static inline int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000LL + now.tv_nsec;
@@ -20,8 +19,7 @@ static inline int64_t now_ns(void)
 
 /* Returns when the 32-bit `word` is not `value`, when it is woken, after `nanoseconds` (negative: never), or for
  * no reason: call it in a loop. */
-static inline void futex_wait(const volatile void *word, int32_t value, int64_t nanoseconds)
-{
+static inline void futex_wait(const volatile void *word, int32_t value, int64_t nanoseconds) {
 #if defined(__linux__)
     struct timespec limit = {nanoseconds / 1000000000, nanoseconds % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nanoseconds < 0 ? NULL : &limit, NULL, 0);
@@ -33,8 +31,7 @@ static inline void futex_wait(const volatile void *word, int32_t value, int64_t 
 }
 
 /* Wakes at most `count` sleepers. */
-static inline void futex_wake(const volatile void *word, int count)
-{
+static inline void futex_wake(const volatile void *word, int count) {
 #if defined(__linux__)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 #else

@@ -97,6 +97,11 @@ static void norm_input(colibri_context *ctx, const input *in, const colibri_norm
     pool_run(ctx->pool, prepare_rows, &job, rows, 1);
 }
 
+/* Panels handed out at once. All tokens pass over a chunk four at a time, so one of floats should stay in the L1 cache. */
+static int64_t panel_grain(const colibri_context *ctx, const colibri_matrix *m, int64_t panels) {
+    return is_coded(m->format) ? pool_grain(ctx->pool, panels, MOST_PANELS) : 1;
+}
+
 static inline int64_t panels_of(const colibri_matrix *m) { return (m->rows + PANEL - 1) / PANEL; }
 
 /* out[n][8]: the eight rows (or what is left of the matrix) of panel p times four inputs or fewer; tokens[n] are their rows. */
@@ -166,7 +171,7 @@ static void linear_panels(void *arg, int64_t begin, int64_t end) {
 static void linear(colibri_context *ctx, linear_job *job) {
     int64_t panels = 0;
     for (int i = 0; i < job->num_matrices; i++) panels += panels_of(job->matrices[i]);
-    pool_run(ctx->pool, linear_panels, job, panels, pool_grain(ctx->pool, panels, MOST_PANELS));
+    pool_run(ctx->pool, linear_panels, job, panels, panel_grain(ctx, job->matrices[0], panels));
 }
 
 /* out = m x, or with `add` out += m x. */

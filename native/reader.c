@@ -54,8 +54,7 @@ struct colibri_reader {
 
 /* ---- Queues: linked lists over slot numbers, so bounded and with nothing to allocate. The caller holds the mutex. */
 
-static void append(colibri_reader *r, int32_t slot, int queue)
-{
+static void append(colibri_reader *r, int32_t slot, int queue) {
     job *j = &r->jobs[slot];
     j->queue = (int8_t)queue;
     j->next = -1;
@@ -67,8 +66,7 @@ static void append(colibri_reader *r, int32_t slot, int queue)
     r->last[queue] = slot;
 }
 
-static void unlink_job(colibri_reader *r, int32_t slot)
-{
+static void unlink_job(colibri_reader *r, int32_t slot) {
     job *j = &r->jobs[slot];
     if (j->previous < 0)
         r->first[j->queue] = j->next;
@@ -81,16 +79,14 @@ static void unlink_job(colibri_reader *r, int32_t slot)
     j->queue = NOT_QUEUED;
 }
 
-static int32_t take(colibri_reader *r)
-{
+static int32_t take(colibri_reader *r) {
     int32_t slot = r->first[DEMAND] >= 0 ? r->first[DEMAND] : r->first[PREFETCH];
     if (slot >= 0)
         unlink_job(r, slot);
     return slot;
 }
 
-static void publish(colibri_reader *r, int32_t slot, int32_t state)
-{
+static void publish(colibri_reader *r, int32_t slot, int32_t state) {
     __atomic_store_n(&r->states[slot], state, __ATOMIC_RELEASE);
     futex_wake(&r->states[slot], INT_MAX);
 }
@@ -99,14 +95,12 @@ static void count(int64_t *counter, int64_t amount) { __atomic_fetch_add(counter
 
 /* ---- One read. Functions return 0, or a reason with `failure` filled in. */
 
-static int failed(colibri_failure *failure, int reason, int error, int32_t file, int64_t offset)
-{
+static int failed(colibri_failure *failure, int reason, int error, int32_t file, int64_t offset) {
     *failure = (colibri_failure){.reason = reason, .error = error, .file = file, .part = -1, .offset = offset};
     return reason;
 }
 
-static ssize_t pread_patiently(int fd, void *to, int64_t nbytes, int64_t offset)
-{
+static ssize_t pread_patiently(int fd, void *to, int64_t nbytes, int64_t offset) {
     for (int attempt = 0;; attempt++) {
         ssize_t got = pread(fd, to, (size_t)nbytes, offset);
         if (got >= 0 || (errno != EINTR && errno != EAGAIN) || attempt == MAX_RETRIES)
@@ -115,8 +109,7 @@ static ssize_t pread_patiently(int fd, void *to, int64_t nbytes, int64_t offset)
     }
 }
 
-static int read_buffered(colibri_reader *r, const piece *p, colibri_failure *failure)
-{
+static int read_buffered(colibri_reader *r, const piece *p, colibri_failure *failure) {
     uint8_t *to = r->arena + p->target + p->offset % PAGE;
     for (int64_t done = 0; done < p->nbytes;) {
         ssize_t got = pread_patiently(r->fds[p->file], to + done, p->nbytes - done, p->offset + done);
@@ -135,8 +128,7 @@ static int read_buffered(colibri_reader *r, const piece *p, colibri_failure *fai
 
 /* The aligned range around the piece. Returns -1 where this file does not take direct reads after all: it
  * refuses them, or ends one short of a page without being at its end. */
-static int read_direct(colibri_reader *r, const piece *p, colibri_failure *failure)
-{
+static int read_direct(colibri_reader *r, const piece *p, colibri_failure *failure) {
     int64_t skip = p->offset % PAGE, start = p->offset - skip, wanted = skip + p->nbytes;
     int64_t whole = (wanted + PAGE - 1) / PAGE * PAGE, done = 0;
     while (done < wanted) {
@@ -156,8 +148,7 @@ static int read_direct(colibri_reader *r, const piece *p, colibri_failure *failu
     return 0;
 }
 
-static int read_piece(colibri_reader *r, const piece *p, colibri_failure *failure)
-{
+static int read_piece(colibri_reader *r, const piece *p, colibri_failure *failure) {
 #if defined(O_DIRECT)
     if (__atomic_load_n(&r->direct[p->file], __ATOMIC_RELAXED)) {
         int reason = read_direct(r, p, failure);
@@ -178,8 +169,7 @@ static int read_piece(colibri_reader *r, const piece *p, colibri_failure *failur
 typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
 typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
 
-static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent)
-{
+static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent) {
     const loose16 *items = (const loose16 *)data;
     uint16_t bad = 0;
     for (int64_t i = 0; i < nbytes / 2; i++)
@@ -187,8 +177,7 @@ static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent)
     return !bad;
 }
 
-static int finite32(const uint8_t *data, int64_t nbytes)
-{
+static int finite32(const uint8_t *data, int64_t nbytes) {
     const loose32 *items = (const loose32 *)data;
     uint32_t bad = 0;
     for (int64_t i = 0; i < nbytes / 4; i++)
@@ -196,15 +185,13 @@ static int finite32(const uint8_t *data, int64_t nbytes)
     return !bad;
 }
 
-static int all_finite(const uint8_t *data, int64_t nbytes, int64_t format)
-{
+static int all_finite(const uint8_t *data, int64_t nbytes, int64_t format) {
     if (format == FLOAT_F32)
         return finite32(data, nbytes);
     return finite16(data, nbytes, format == FLOAT_F16 ? 0x7C00 : 0x7F80);
 }
 
-static int check_floats(colibri_reader *r, int32_t slot, const piece *where)
-{
+static int check_floats(colibri_reader *r, int32_t slot, const piece *where) {
     job *j = &r->jobs[slot];
     for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
         const uint8_t *data = r->arena + r->parts[slot * 3LL + s->part] + s->offset;
@@ -218,8 +205,7 @@ static int check_floats(colibri_reader *r, int32_t slot, const piece *where)
     return 0;
 }
 
-static int land(colibri_reader *r, int32_t slot)
-{
+static int land(colibri_reader *r, int32_t slot) {
     job *j = &r->jobs[slot];
     const piece *first = &r->pieces[(int64_t)slot * r->max_pieces];
     uint32_t crc = 0;
@@ -239,8 +225,7 @@ static int land(colibri_reader *r, int32_t slot)
     return check_floats(r, slot, first);
 }
 
-static void *work(void *argument)
-{
+static void *work(void *argument) {
     colibri_reader *r = argument;
     pthread_mutex_lock(&r->mutex);
     while (!r->closing) {
@@ -262,8 +247,7 @@ static void *work(void *argument)
 
 /* ---- What Python calls. */
 
-static void release(colibri_reader *r)
-{
+static void release(colibri_reader *r) {
     free(r->jobs);
     free(r->pieces);
     free(r->fds);
@@ -271,8 +255,7 @@ static void release(colibri_reader *r)
     free(r);
 }
 
-static int32_t *copied(const int32_t *items, int32_t num_items)
-{
+static int32_t *copied(const int32_t *items, int32_t num_items) {
     int32_t *copy = malloc(sizeof *copy * (size_t)(num_items + 1));
     if (copy)
         memcpy(copy, items, sizeof *copy * (size_t)num_items);
@@ -280,8 +263,7 @@ static int32_t *copied(const int32_t *items, int32_t num_items)
 }
 
 /* Signals are for the caller's threads: Ctrl-C must not interrupt a read. */
-static int start(colibri_reader *r, int32_t num_threads)
-{
+static int start(colibri_reader *r, int32_t num_threads) {
     sigset_t all, before;
     int error = 0;
     sigfillset(&all);
@@ -296,8 +278,7 @@ static int start(colibri_reader *r, int32_t num_threads)
 
 colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int32_t *states, int32_t num_slots,
                                       int32_t max_pieces, const int32_t *fds, const int32_t *direct,
-                                      int32_t num_files, int32_t num_threads)
-{
+                                      int32_t num_files, int32_t num_threads) {
     colibri_reader *r = calloc(1, sizeof *r);
     if (!r)
         return NULL;
@@ -322,8 +303,7 @@ colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int3
 void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const int32_t *slots, int32_t num_pieces,
                            const int32_t *files, const int64_t *offsets, const int64_t *nbytes,
                            const int64_t *targets, const uint32_t *crcs, const colibri_scan *scans,
-                           int32_t num_scans, int32_t prefetch)
-{
+                           int32_t num_scans, int32_t prefetch) {
     pthread_mutex_lock(&r->mutex);
     for (int32_t i = 0; i < num_jobs; i++) {
         int32_t slot = slots[i];
@@ -345,8 +325,7 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const int32_t *s
     pthread_mutex_unlock(&r->mutex);
 }
 
-void colibri_reader_promote(colibri_reader *r, int32_t slot)
-{
+void colibri_reader_promote(colibri_reader *r, int32_t slot) {
     pthread_mutex_lock(&r->mutex);
     if (r->jobs[slot].queue == PREFETCH) {
         unlink_job(r, slot);
@@ -355,8 +334,7 @@ void colibri_reader_promote(colibri_reader *r, int32_t slot)
     pthread_mutex_unlock(&r->mutex);
 }
 
-int32_t colibri_slot_wait(const int32_t *state, int32_t timeout_ms)
-{
+int32_t colibri_slot_wait(const int32_t *state, int32_t timeout_ms) {
     int32_t now = __atomic_load_n(state, __ATOMIC_ACQUIRE);
     if (now != COLIBRI_SLOT_LOADING)
         return now;
@@ -364,21 +342,18 @@ int32_t colibri_slot_wait(const int32_t *state, int32_t timeout_ms)
     return __atomic_load_n(state, __ATOMIC_ACQUIRE);
 }
 
-void colibri_reader_failure(colibri_reader *r, int32_t slot, colibri_failure *failure)
-{
+void colibri_reader_failure(colibri_reader *r, int32_t slot, colibri_failure *failure) {
     __atomic_load_n(&r->states[slot], __ATOMIC_ACQUIRE);
     *failure = r->jobs[slot].failure;
 }
 
-void colibri_reader_get_stats(colibri_reader *r, colibri_reader_stats *stats)
-{
+void colibri_reader_get_stats(colibri_reader *r, colibri_reader_stats *stats) {
     int64_t *from = (int64_t *)&r->stats, *to = (int64_t *)stats;
     for (size_t i = 0; i < sizeof *stats / sizeof *to; i++)
         to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
 }
 
-void colibri_reader_close(colibri_reader *r)
-{
+void colibri_reader_close(colibri_reader *r) {
     pthread_mutex_lock(&r->mutex);
     r->closing = 1;
     for (int32_t slot = take(r); slot >= 0; slot = take(r)) {

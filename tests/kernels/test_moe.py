@@ -16,14 +16,18 @@ from colibri.kernels.api import (
     FAILED,
     LOADING,
     READY,
+    Attention,
     Experts,
+    Head,
     Kernels,
+    Limits,
     NonFiniteRow,
     Router,
     Routing,
     SlotFailed,
     Slots,
 )
+from colibri.kernels.native import NativeKernels
 from tests.kernels.builders import (
     ERROR,
     FORMAT_NAMES,
@@ -31,12 +35,17 @@ from tests.kernels.builders import (
     TOKENS,
     assert_close,
     assert_same_bits,
+    attention,
+    batch,
     experts,
     gaussian,
     generator,
+    glu,
+    kv_layer,
     matrix,
     native,
     norm,
+    rope,
     router,
     routing,
     slots_of,
@@ -241,3 +250,36 @@ def test_a_row_that_is_not_finite_is_named(value: float) -> None:
         with pytest.raises(NonFiniteRow) as caught:
             native().route_step(router(rng, FORMATS[name], 16, 8, 2, True), x)
         assert caught.value.row == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    fmt=st.sampled_from(FORMAT_NAMES).map(FORMATS.__getitem__),
+    rows=st.sampled_from([1, 5, 33]),
+    hidden=st.integers(1, 80),
+    units=st.integers(1, 80),
+    head_dim=st.integers(1, 5).map(lambda n: 4 * n),
+    num=st.integers(1, 12),
+)
+def test_the_workspace_of_the_limits_is_enough(
+    fmt: Any, rows: int, hidden: int, units: int, head_dim: int, num: int
+) -> None:
+    rng = generator(8)
+    layer = attention(rng, fmt, hidden, kv_heads=1, ratio=3, head_dim=head_dim)
+    kernels = NativeKernels(threads=1)
+    kernels.reserve(Limits(rows, hidden, 5 * head_dim, units, num, num, 9))
+    x = gaussian(rng, rows, hidden)
+    run_attention(kernels, layer, x)
+    kernels.ffn_step(glu(rng, fmt, hidden, units, normed=True), x)
+    moe, table = experts(rng, fmt, hidden, units, num, shared=True)
+    found = kernels.route_step(router(rng, fmt, hidden, num, num, True), x)
+    out = run(kernels, moe, found, table, x, [])
+    logits = kernels.head_step(Head(norm(rng, hidden), matrix(rng, fmt, 9, hidden)), out)
+    assert np.isfinite(logits).all()
+
+
+def run_attention(kernels: Kernels, layer: Attention, x: Floats) -> None:
+    part = batch(list(range(len(x))), [0] * len(x), np.zeros((1, 1), np.int32))
+    kernels.attention_step(
+        layer, x, part, rope(part.positions, layer.rotary_dim), kv_layer(layer, F32, 1)
+    )

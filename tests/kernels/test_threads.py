@@ -95,15 +95,21 @@ def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_processors(tmp_path: Path) -> None:
-    assert cpus.cgroup_cpus(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpus.cgroup_cpus(tmp_path) is None
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    assert cpus.cgroup_cpus(tmp_path) == 2
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpus.cgroup_cpus(tmp_path) == 2
-    (tmp_path / "cpu.max").write_text("300000 100000\n")
-    assert cpus.cgroup_cpus(tmp_path) == 3
+    groups = tmp_path / "groups"
+    assert cpus.cgroup_cpus(tmp_path, groups) is None
+    groups.write_text("4:cpuset:/c\n3:cpu,cpuacct:/a\n0::/b/c\n")
+    assert cpus.cgroup_cpus(tmp_path, groups) is None
+    for folder in ("cpu/a", "b/c", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "cpu/a/cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu/a/cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "b/c/cpu.max").write_text("max 100000\n")
+    (tmp_path / "c/cpu.max").write_text("100000 100000\n")
+    assert cpus.cgroup_cpus(tmp_path, groups) is None
+    (tmp_path / "cpu/a/cpu.cfs_quota_us").write_text("550000\n")
+    assert cpus.cgroup_cpus(tmp_path, groups) == 6
+    (tmp_path / "b/c/cpu.max").write_text("400000 100000\n")
+    assert cpus.cgroup_cpus(tmp_path, groups) == 4
+    (tmp_path / "b/cpu.max").write_text("150000 100000\n")
+    assert cpus.cgroup_cpus(tmp_path, groups) == 2
     assert 1 <= cpus.num_threads() <= cpus.affinity_cpus()

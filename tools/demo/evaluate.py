@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tools.demo import corpus, export
-from tools.demo.model import Layer, Model
+from tools.demo.model import Model, layers_of
 from tools.demo.ngram import ORDER, Ngram
 
 CONTEXT = 512
@@ -60,16 +60,11 @@ class Windows:
         return float(np.mean(total))
 
 
-def layers_of(model: Model) -> list[Layer]:
-    """The blocks, typed."""
-    return [layer for layer in model.layers if isinstance(layer, Layer)]
-
-
 @torch.no_grad()
 def logits_of(model: Model, ids: Tensor) -> Tensor:
     """ids [1, 2 * CONTEXT + 1] -> log probabilities of the scored positions [CONTEXT, V]."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(ids[:, :-1])[0]
+        logits = model(ids[:, :-1])
     return logits[0, CONTEXT:].float().log_softmax(-1)
 
 
@@ -179,7 +174,7 @@ def sample(model: Model, prompts: Tensor, generator: torch.Generator, end: int) 
     ids = prompts
     for _ in range(SAMPLE):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(ids)[0][:, -1].float() / 0.8
+            logits = model(ids)[:, -1].float() / 0.8
         logits[:, end] = float("-inf")
         p, order = logits.softmax(-1).sort(descending=True, dim=-1)
         p[p.cumsum(-1) - p > 0.95] = 0.0

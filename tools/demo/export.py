@@ -10,7 +10,7 @@ import torch
 
 from tools.demo import corpus
 from tools.demo.model import Config, Model, hugging_face_config, hugging_face_state, write_json
-from tools.demo.train import bind
+from tools.demo.optimizer import bind
 
 
 def load(work: Path) -> tuple[Model, dict[str, Any]]:

@@ -36,6 +36,38 @@ class Config:
     rms_norm_eps: float = 1e-6
 
 
+class _Loss(torch.autograd.Function):
+    """Mean cross-entropy of tied logits, in pieces that stay in the cache.
+
+    x [N, H], embedding [V, H], target [N] -> [].  Both gradients are computed on the way forward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, embedding: Tensor, target: Tensor) -> Tensor:
+        x, w = x.bfloat16(), embedding.bfloat16()
+        total = torch.zeros(())
+        d_x, d_w = torch.empty_like(x), torch.zeros(embedding.shape)
+        for at in range(0, len(x), 512):
+            rows, wanted = x[at : at + 512], target[at : at + 512, None]
+            z = torch.mm(rows, w.t()).float()
+            z -= z.amax(-1, keepdim=True)
+            right = z.gather(1, wanted)
+            norm = z.exp_().sum(-1, keepdim=True)
+            total += (norm.log() - right).sum()
+            z /= norm * len(x)
+            z.scatter_add_(1, wanted, torch.full_like(norm, -1.0 / len(x)))
+            d_z = z.bfloat16()
+            torch.mm(d_z, w, out=d_x[at : at + 512])
+            d_w += torch.mm(d_z.t(), rows)
+        ctx.save_for_backward(d_x, d_w)
+        return total / len(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        d_x, d_w = ctx.saved_tensors
+        return d_x.float() * grad, d_w * grad, None
+
+
 class RMSNorm(nn.Module):
     """x [..., n] -> x / rms(x) * weight, in fp32."""
 
@@ -220,8 +252,8 @@ class Layer(nn.Module):
         out = out.view(b, -1, t, d).to(v.dtype)
         return self.o(out.transpose(1, 2).reshape(b, t, -1))
 
-    def experts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [N, H] -> output [N, H], balance loss [], share of the choices by expert [E]."""
+    def experts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, H] -> output [N, H], balance loss []."""
         c = self.c
         with torch.autocast("cpu", enabled=False):
             logits = functional.linear(x.float(), self.router)
@@ -239,17 +271,17 @@ class Layer(nn.Module):
             y: Tensor = _Experts.apply(x, weights, ids, self.gate_up, self.down)
         if not self.training:
             self.chosen = ids
-        return y, balance, share
+        return y, balance
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, H] -> the same, balance loss [], share [E]."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, T, H] -> the same, balance loss []."""
         x = x + self.attention(self.input_norm(x), cos, sin)
-        y, balance, share = self.experts(self.post_norm(x).flatten(0, 1))
-        return x + y.view_as(x), balance, share
+        y, balance = self.experts(self.post_norm(x).flatten(0, 1))
+        return x + y.view_as(x), balance
 
 
 class Model(nn.Module):
-    """Token ids [B, T] -> logits [B, T, V], mean balance loss [], expert shares [L, E]."""
+    """Token ids [B, T] -> logits [B, T, V]."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -270,24 +302,36 @@ class Model(nn.Module):
                 out = name.endswith(("o.weight", "down"))
                 nn.init.normal_(p, std=small if out else 0.02, generator=generator)
 
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def hidden(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids [B, T] -> normalised last states [B, T, H], mean balance loss []."""
         t = ids.shape[1]
         cos, sin = self.get_buffer("cos")[:t], self.get_buffer("sin")[:t]
         x = functional.embedding(ids, self.embed)
-        balances, shares = [], []
+        balances = []
         for layer in self.layers:
-            x, balance, share = layer(x, cos, sin)
+            x, balance = layer(x, cos, sin)
             balances.append(balance)
-            shares.append(share)
-        logits = functional.linear(self.norm(x), self.embed)
-        return logits, torch.stack(balances).mean(), torch.stack(shares)
+        return self.norm(x), torch.stack(balances).mean()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.linear(self.hidden(ids)[0], self.embed)
+
+    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids [B, T+1] -> mean cross-entropy [], mean balance loss []."""
+        x, balance = self.hidden(ids[:, :-1])
+        loss: Tensor = _Loss.apply(x.flatten(0, 1), self.embed, ids[:, 1:].flatten())
+        return loss, balance
+
+
+def layers_of(model: Model) -> list[Layer]:
+    """The blocks, typed."""
+    return [layer for layer in model.layers if isinstance(layer, Layer)]
 
 
 def hugging_face_state(model: Model) -> dict[str, Tensor]:
     """The weights under their published names, one tensor an expert's matrix."""
     state = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm.weight}
-    for i, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
+    for i, layer in enumerate(layers_of(model)):
         at = f"model.layers.{i}"
         state[f"{at}.input_layernorm.weight"] = layer.input_norm.weight
         state[f"{at}.post_attention_layernorm.weight"] = layer.post_norm.weight
@@ -321,7 +365,7 @@ def hugging_face_config(c: Config, end: int, dtype: str) -> dict[str, Any]:
         "sliding_window": None,
         "use_sliding_window": False,
         "tie_word_embeddings": True,
-        "router_aux_loss_coef": 0.01,
+        "router_aux_loss_coef": 0.02,
         "initializer_range": 0.02,
         "bos_token_id": end,
         "eos_token_id": end,

@@ -5,13 +5,15 @@ for nobody inside a layer (on a machine that others use, two threads in one kern
 other most of the time).  Gradients lie in one flat shared vector a worker; after a barrier each
 worker averages and applies its own half of them.
 
-The schedule follows the share of the budget that is spent (steps of `--steps`, or minutes of
-`--minutes`): warm-up, then linear decay to zero.  A resumed run goes on where it stopped, also in
-the schedule.
+The schedule follows the share of the budget that is spent, the larger of steps over `--steps` and
+minutes over `--minutes`: warm-up, then linear decay to zero.  With steps alone a run is repeatable;
+minutes bound it on a busy machine.  A resumed run goes on where it stopped, also in the schedule.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -22,7 +24,6 @@ from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ from torch import Tensor, multiprocessing
 from torch.nn import functional
 
 from tools.demo import corpus
-from tools.demo.model import Config, Model
+from tools.demo.model import Config, Model, layers_of
+from tools.demo.optimizer import Optimizer, bind, layout
 
 PATIENCE = 900.0
 """Seconds a worker waits for the others before it gives up."""
@@ -47,11 +49,11 @@ class Recipe:
     long_length: int = 1024
     long_every: int = 8
     peak: float = 3e-3
-    warm_steps: int = 150
+    muon_peak: float = 6e-3
+    warm_steps: int = 100
     decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
-    balance: float = 0.01
+    balance: float = 0.02
     eval_every: int = 250
     eval_rows: int = 8
 
@@ -64,7 +66,7 @@ class Shared:
     first: Tensor  # fp32 [P], Adam's mean
     second: Tensor  # fp32 [P], Adam's mean square
     grads: Tensor  # fp32 [W, P]
-    control: Tensor  # fp64 [3]: go on, learning rate, evaluate
+    control: Tensor  # fp64 [3]: go on, share of the peak rates, evaluate
     stats: Tensor  # fp64 [W, 6]
     held: Tensor  # fp64 [domains], held-out loss
     counters: Tensor  # fp64 [3]: steps, seconds, tokens
@@ -87,31 +89,6 @@ class Shared:
             zeros(len(corpus.DOMAINS), dtype=f64),
             zeros(3, dtype=f64),
         )
-
-
-def layout(model: Model) -> tuple[list[tuple[str, slice]], int, int]:
-    """Each parameter's place in the flat vector, the end of those that decay, the total."""
-    named = list(model.named_parameters())
-    order = [n for n, p in named if p.dim() >= 2] + [n for n, p in named if p.dim() < 2]
-    sizes = {name: p.numel() for name, p in named}
-    places, at, decayed = [], 0, 0
-    parameters = dict(named)
-    for name in order:
-        places.append((name, slice(at, at + sizes[name])))
-        at += sizes[name]
-        if parameters[name].dim() >= 2:
-            decayed = at
-    return places, decayed, at
-
-
-def bind(model: Model, weights: Tensor, grads: Tensor | None) -> None:
-    """Make the parameters (and gradients) views of flat vectors [P]."""
-    parameters = dict(model.named_parameters())
-    for name, place in layout(model)[0]:
-        p = parameters[name]
-        p.data = weights[place].view(p.shape)
-        if grads is not None:
-            p.grad = grads[place].view(p.shape)
 
 
 def batch(data: dict[str, NDArray[np.uint16]], recipe: Recipe, step: int) -> Tensor:
@@ -146,16 +123,25 @@ def held_out_loss(model: Model, tokens: NDArray[np.uint16], rows: int, length: i
     total = 0.0
     for ids in windows(tokens, rows, length):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(ids[:, :-1])[0]
+            logits = model(ids[:, :-1])
         total += float(functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten()))
     model.train()
     return total / rows
+
+
+def keep_memory() -> None:
+    """Have the C library keep freed memory: fresh pages cost a tenth of a step."""
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-4, 0)  # M_MMAP_MAX: no block of its own mapping
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing is given back
 
 
 def worker(rank: int, workers: int, work: Path, c: Config, recipe: Recipe, shared: Shared,
            barrier: Barrier, boss: Boss | None) -> None:  # fmt: skip
     """Run steps until told to stop; the boss (rank 0) also schedules, logs and saves."""
     torch.set_num_threads(1)
+    keep_memory()
     if boss is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -163,22 +149,8 @@ def worker(rank: int, workers: int, work: Path, c: Config, recipe: Recipe, share
     model = Model(c).train()
     grads = shared.grads[rank]
     bind(model, shared.weights, grads)
-    _, decayed, total = layout(model)
-    own = []
-    for start, end in ((0, decayed), (decayed, total)):
-        edges = [start + (end - start) * i // workers for i in range(workers + 1)]
-        own.append(slice(edges[rank], edges[rank + 1]))
-    groups: list[dict[str, Any]] = []
-    for part, decay in zip(own, (recipe.decay, 0.0), strict=True):
-        groups.append({"params": [shared.weights[part]], "weight_decay": decay})
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=recipe.betas, fused=True)
-    steps = int(shared.counters[0])
-    for group, part in zip(optimizer.param_groups, own, strict=True):
-        optimizer.state[group["params"][0]] = {
-            "step": torch.tensor(float(steps)),
-            "exp_avg": shared.first[part],
-            "exp_avg_sq": shared.second[part],
-        }
+    moments = (shared.first, shared.second)
+    optimizer = Optimizer(model, shared.weights, *moments, rank, workers, recipe.decay)
     while True:
         if boss is not None:
             boss.plan()
@@ -196,24 +168,20 @@ def worker(rank: int, workers: int, work: Path, c: Config, recipe: Recipe, share
         step = int(shared.counters[0])
         ids = batch(data, recipe, step)[rank::workers]
         with torch.autocast("cpu", torch.bfloat16):
-            logits, balance, _ = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss, balance = model.losses(ids)
         (loss + recipe.balance * balance).backward()
-        running = torch.stack([layer.share for layer in model.layers])
-        relative = running * c.num_experts
+        relative = torch.stack([layer.share for layer in layers_of(model)]) * c.num_experts
         figures = [loss.item(), balance.item(), relative.max(), relative.std(-1).mean()]
         shared.stats[rank, :4] = torch.tensor(figures, dtype=torch.float64)
         barrier.wait(PATIENCE)
-        mine = [shared.grads[:, part].mean(0) for part in own]
+        mine = optimizer.gradients(shared.grads)
         shared.stats[rank, 4] = sum(float(g.square().sum()) for g in mine)
         barrier.wait(PATIENCE)
         norm = float(shared.stats[:, 4].sum()) ** 0.5
         scale = min(1.0, recipe.clip / (norm + 1e-9))
-        for group, g in zip(optimizer.param_groups, mine, strict=True):
-            group["lr"] = rate
-            group["params"][0].grad = g.mul_(scale)
         if np.isfinite(norm):
-            optimizer.step()
+            rates = (rate * recipe.peak, rate * recipe.muon_peak)
+            optimizer.step([g.mul_(scale) for g in mine], step + 1, *rates)
         if boss is not None:
             boss.done(norm)
 
@@ -238,7 +206,9 @@ class Boss:
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
         steps, seconds, _ = self.shared.counters.tolist()
-        return float(steps / self.steps if self.steps else seconds / (60 * self.minutes))
+        by_steps = steps / self.steps if self.steps else 0.0
+        by_time = seconds / (60 * self.minutes) if self.minutes else 0.0
+        return float(max(by_steps, by_time))
 
     def plan(self) -> None:
         """Before a step: learning rate, whether to evaluate, whether to stop."""
@@ -247,7 +217,7 @@ class Boss:
         self.last = now
         step, done = int(self.shared.counters[0]), self.progress()
         stop = self.stopping or done >= 1.0
-        rate = self.recipe.peak * min(1.0, (step + 1) / self.recipe.warm_steps) * (1 - done)
+        rate = min(1.0, (step + 1) / self.recipe.warm_steps) * (1 - done)
         due = step % self.recipe.eval_every == 0 or done >= 1.0
         self.shared.control[:] = torch.tensor([not stop, max(rate, 0.0), due and step > 0])
         if stop or now - self.saved > 300:
@@ -323,12 +293,12 @@ def train(work: Path, minutes: float, steps: int, workers: int, fresh: bool) -> 
     """Train from the checkpoint if there is one, else from new weights."""
     c, recipe = Config(), Recipe()
     model = Model(c)
-    _, _, total = layout(model)
+    places, total = layout(model)
     shared = Shared.create(total, workers)
     model.initialise(torch.Generator().manual_seed(recipe.seed))
     parameters = dict(model.named_parameters())
-    for name, place in layout(model)[0]:
-        shared.weights[place] = parameters[name].detach().flatten()
+    for place in places:
+        shared.weights[place.span] = parameters[place.name].detach().flatten()
     path = work / "checkpoint.pt"
     if path.exists() and not fresh:
         state = torch.load(path, weights_only=True)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,12 @@ class LayerWriter:
         Raises:
             NumericsError: a weight is not finite and the format has no code for it.
         """
-        parts = zip(self.layout.parts, (gate, up, down), strict=True)
-        self.add_resident(expert, *(_resident(matrix, part.format) for part, matrix in parts))
+        found = []
+        for part, matrix in zip(self.layout.parts, (gate, up, down), strict=True):
+            if matrix.shape != (part.rows, part.columns):
+                raise ValueError(f"{part.name} is {matrix.shape}, not {(part.rows, part.columns)}")
+            found.append(_resident(matrix, part.format))
+        self.add_resident(expert, *found)
 
     def add_resident(self, expert: int, *parts: Bytes) -> None:
         """Append an expert whose gate, up and down are coded and packed already."""
@@ -69,6 +73,8 @@ class LayerWriter:
 
 class ContainerWriter:
     """Writes one container; see the module for what a kill leaves behind.
+
+    As a context manager it closes what is open when the block fails; only `finish` completes.
 
     Args:
         directory: made if need be; empty, or left by a killed writer of the same `source`.
@@ -91,6 +97,14 @@ class ContainerWriter:
         )
         self._dense: GrowingFile | None = None
         self._dense_info: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._dense is not None:
+            self._dense.discard()
+            self._dense, self._dense_info = None, {}
 
     def has_layer(self, layer: int, num_experts: int, layout: RecordLayout) -> bool:
         """Whether an earlier writer finished this layer in this form."""
@@ -209,15 +223,16 @@ def _resident(matrix: Floats, fmt: Format) -> Bytes:
 
 
 def require_free(directory: Path, nbytes: int) -> None:
-    """Refuse to begin what the disk cannot hold.
+    """Refuse to begin what the disk cannot hold; finished files of a killed writer count as done.
 
     Raises:
         CheckpointError: fewer bytes are free on the disk where `directory` is or will be.
     """
     place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    if nbytes > free:
+    needed = nbytes - sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    if needed > free:
         raise CheckpointError(
-            f"{directory}: needs {format_bytes(nbytes)}, but only {format_bytes(free)} are free;"
-            f" make room for {format_bytes(nbytes - free)} more or name another disk"
+            f"{directory}: needs {format_bytes(needed)}, but only {format_bytes(free)} are free;"
+            f" make room for {format_bytes(needed - free)} more or name another disk"
         )

@@ -118,18 +118,18 @@ def convert(
     """
     began = time.monotonic()
     layouts = [_target(layer, experts) for layer in index.layers]
-    job = _Job(index, layouts, dense, progress or (lambda _: None))
-    writer_source = {
+    job = _Job(index, layouts, dense, progress)
+    about = {
         "name": checkpoint.directory.resolve().name,
         "experts": experts.name if experts else "as stored",
         "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),
     }
-    require_free(destination, job.total_bytes - _present_bytes(destination))
-    writer = ContainerWriter(
-        destination, family=family, source=writer_source, revision=_fingerprint(checkpoint)
-    )
-    kept = job.run(writer)
-    writer.finish(checkpoint.config, companions(checkpoint.directory))
+    require_free(destination, job.total_bytes)
+    with ContainerWriter(
+        destination, family=family, source=about, revision=_fingerprint(checkpoint)
+    ) as writer:
+        kept = job.run(writer)
+        writer.finish(checkpoint.config, companions(checkpoint.directory))
     elapsed = time.monotonic() - began
     return ConvertReport(destination, len(layouts), kept, job.total_bytes, elapsed)
 
@@ -147,7 +147,7 @@ class _Job:
     index: ExpertIndex
     layouts: Sequence[RecordLayout]
     dense: Sequence[DenseParameter]
-    progress: Callable[[ConvertProgress], None]
+    progress: Callable[[ConvertProgress], None] | None
     done_bytes: int = 0
     total_bytes: int = field(init=False)
 
@@ -197,7 +197,8 @@ class _Job:
 
     def _advance(self, what: str, nbytes: int) -> None:
         self.done_bytes += nbytes
-        self.progress(ConvertProgress(what, self.done_bytes, self.total_bytes))
+        if self.progress is not None:
+            self.progress(ConvertProgress(what, self.done_bytes, self.total_bytes))
 
 
 def _target(layer: ExpertLayerLayout, experts: Format | None) -> RecordLayout:
@@ -232,11 +233,6 @@ def _require_exact(old: Format, new: Format, what: str) -> None:
 def _matrix(shape: tuple[int, ...]) -> Shape:
     """A vector is one row."""
     return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
-
-
-def _present_bytes(directory: Path) -> int:
-    """Bytes of finished files of an interrupted conversion."""
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:

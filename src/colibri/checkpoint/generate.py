@@ -6,6 +6,7 @@ the caller, who knows the family.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,25 +167,31 @@ def _write_container(
     directory: Path, model: RandomModel, source: Mapping[str, str], meter: _Meter
 ) -> None:
     about = {"name": "generated", "seed": str(model.seed), **source}
-    revision = f"{dict(model.config)}"
-    writer = ContainerWriter(directory, family=model.family, source=about, revision=revision)
-    for layer in model.layers:
-        layout = model.layout(layer)
-        if writer.has_layer(layer.layer, layer.num_experts, layout):
-            meter.add(layer.num_experts * layout.nbytes)
-            continue
-        experts = model.experts(layer)
-        with writer.layer(layer.layer, layer.num_experts, layout) as out:
-            for expert in range(layer.num_experts):
-                out.add_resident(expert, *experts.matrices(expert))
-                meter.add(layout.nbytes)
-    for tensor in model.dense:
-        if not writer.has_dense(tensor.name):
-            data = tensor.draw(model.seed)
-            writer.dense_resident(tensor.name, data, tensor.format, tensor.shape)
-        meter.add(tensor.nbytes)
-    write_byte_tokenizer(directory)
-    writer.finish(model.config)
+    revision = hashlib.sha256(repr((model.config, model.dense, model.layers)).encode()).hexdigest()
+    with ContainerWriter(directory, family=model.family, source=about, revision=revision) as writer:
+        for layer in model.layers:
+            _write_layer(writer, model, layer, meter)
+        for tensor in model.dense:
+            if not writer.has_dense(tensor.name):
+                data = tensor.draw(model.seed)
+                writer.dense_resident(tensor.name, data, tensor.format, tensor.shape)
+            meter.add(tensor.nbytes)
+        write_byte_tokenizer(directory)
+        writer.finish(model.config)
+
+
+def _write_layer(
+    writer: ContainerWriter, model: RandomModel, layer: ExpertLayer, meter: _Meter
+) -> None:
+    layout = model.layout(layer)
+    if writer.has_layer(layer.layer, layer.num_experts, layout):
+        meter.add(layer.num_experts * layout.nbytes)
+        return
+    experts = model.experts(layer)
+    with writer.layer(layer.layer, layer.num_experts, layout) as out:
+        for expert in range(layer.num_experts):
+            out.add_resident(expert, *experts.matrices(expert))
+            meter.add(layout.nbytes)
 
 
 def _require_empty(directory: Path) -> None:

@@ -106,6 +106,12 @@ class RecordLayout:
     ) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         """Pairs of views, in record and matrix: whole panels, and rows that fill none."""
         part, offset = self.parts[index], self.offsets[index]
+        wanted = part.format.resident_nbytes((part.rows, part.columns))
+        if (record.size, data.size) != (self.nbytes, wanted):
+            raise ValueError(
+                f"{part.name}: {data.size} bytes in a record of {record.size}, should be {wanted}"
+                f" in one of {self.nbytes}"
+            )
         panel = part.format.panel_nbytes(part.columns)
         count = data.size // panel
         lanes = np.lib.stride_tricks.as_strided(

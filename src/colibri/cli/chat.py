@@ -99,6 +99,9 @@ class Conversation:
         except ContextLengthError as error:
             self.messages = before
             say(f"{error}; or begin a new conversation with /reset")
+        except KeyboardInterrupt:  # pressed twice: the reply is dropped, not the conversation
+            self.messages = before
+            say("interrupted")
         except ColibriError as error:
             self.messages = before
             say(str(error))

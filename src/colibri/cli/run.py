@@ -66,7 +66,7 @@ def read_prompt(prompt: str | None) -> str:
     """
     if prompt is not None:
         return prompt
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise RequestError("there is no prompt: give one as argument, or through stdin")
     try:
         return sys.stdin.read().removesuffix("\n")

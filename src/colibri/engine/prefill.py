@@ -42,11 +42,14 @@ def teacher_forced(
     session: Session, ids: Sequence[int], chunk: int, *, routes: Routes | None = None
 ) -> NDArray[np.float32]:
     """Logits `[T, V]` of every position of `ids [T]`."""
-    rows = [
-        session.extend(part, np.arange(len(part), dtype=np.int32), routes=routes)
-        for part in _chunks(ids, chunk)
-    ]
-    return np.concatenate(rows)
+    result = np.empty((0, 0), np.float32)
+    for part in _chunks(ids, chunk):
+        start, every = session.position, np.arange(len(part), dtype=np.int32)
+        logits = session.extend(part, every, routes=routes)
+        if not result.size:
+            first, result = start, np.empty((len(ids), logits.shape[1]), np.float32)
+        result[start - first : session.position - first] = logits
+    return result
 
 
 def _chunks(ids: Sequence[int], size: int) -> Iterator[NDArray[np.int32]]:

@@ -34,12 +34,14 @@ def make_kernels(
     except ValueError:
         known = ", ".join(Activations)
         raise SettingsError(f"unknown activations {activations!r}: known are {known}") from None
-    reason = why_reference()
-    if name == "native" and reason is not None:
-        raise NativeLibraryError(f"native kernels were asked for, but {reason}")
-    if name == "reference" or reason is not None:
+    if name == "reference":
         return ReferenceKernels()
-    return NativeKernels(threads=threads, activations=coding)
+    reason = why_reference()
+    if reason is None:
+        return NativeKernels(threads=threads, activations=coding)
+    if name == "native":
+        raise NativeLibraryError(f"native kernels were asked for, but {reason}")
+    return ReferenceKernels()
 
 
 def why_reference() -> str | None:

@@ -31,6 +31,8 @@ from colibri.kernels.library import Library
 
 T = TypeVar("T")
 
+_MOST_HEAD_DIM = 1024  # MOST_HEAD_DIM of native/kern_attention.h
+
 
 def address_of(
     library: Library, array: NDArray[Any], dtype: type, kind: str, shape: tuple[int, ...], what: str
@@ -224,8 +226,12 @@ def _check_attention(a: Attention) -> None:
     found = {name: (getattr(a, name).rows, getattr(a, name).columns) for name in want}
     norms = [(a.q_norm, q_width), (a.k_norm, kv_width)]
     norms_fit = all(n is None or n.weight.size in (a.head_dim, full) for n, full in norms)
-    if found != want or not norms_fit or a.num_heads % a.num_kv_heads or a.rotary_dim > a.head_dim:
+    if found != want or not norms_fit or a.num_heads % a.num_kv_heads:
         raise ValueError(f"attention shapes contradict each other: {found}, wanted {want}")
+    if a.head_dim > _MOST_HEAD_DIM or not 0 <= a.rotary_dim <= a.head_dim or a.rotary_dim % 2:
+        raise ValueError(
+            f"head_dim {a.head_dim} must be at most {_MOST_HEAD_DIM}, rotary_dim {a.rotary_dim} even and within it"
+        )
 
 
 def _check_glu(

@@ -21,22 +21,20 @@ class Policy(Protocol):
 
 
 class LRU:
-    """Gives up what was used longest ago; within one lease, the lower expert counts as older."""
+    """Gives up what was used longest ago; of experts last used together, the lower key first."""
 
     def __init__(self, num_keys: int) -> None:
         """`num_keys` is layers times experts."""
         self._stamps = np.zeros(num_keys, np.int64)
-        self._clock = 1
+        self._clock = 0
 
     def touch(self, keys: Keys) -> None:
-        """Stamps are unique: victims never depend on how ties are broken."""
-        self._stamps[keys] = np.arange(self._clock, self._clock + len(keys))
-        self._clock += len(keys)
+        """They are the most recent now."""
+        self._clock += 1
+        self._stamps[keys] = self._clock
 
     def victims(self, n: int, allowed: Keys) -> NDArray[np.intp]:
-        """The n oldest stamps; experts that were never touched first, by key."""
-        stamps = self._stamps[allowed]
-        never = stamps == 0
-        stamps[never] = allowed[never] - len(self._stamps)
-        oldest = np.argpartition(stamps, n - 1)[:n] if n < len(stamps) else np.arange(len(stamps))
-        return oldest[np.argsort(stamps[oldest])]
+        """The n oldest; experts that were never touched go first."""
+        ages = self._stamps[allowed] * len(self._stamps) + allowed  # unique
+        oldest = np.argpartition(ages, n - 1)[:n] if 0 < n < len(ages) else np.arange(n)
+        return oldest[np.argsort(ages[oldest])]

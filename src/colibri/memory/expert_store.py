@@ -12,8 +12,10 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.errors import BudgetError, ColibriError
@@ -25,6 +27,7 @@ from colibri.memory.read_errors import read_error
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
 
+Numbers: TypeAlias = NDArray[np.int64]
 _NOWHERE = -1
 
 
@@ -68,11 +71,11 @@ class Lease:
 
     def __init__(self, store: ExpertStore, layer: int, experts: Ints) -> None:
         self._store, self._layer, self._experts = store, layer, experts
-        self._pins: list[Ints] = []
+        self._pins: list[Numbers] = []
 
     def __enter__(self) -> Ints:
         try:
-            return self._store._acquire(self._layer, self._experts, self._pins)
+            return self._store._acquire(self._layer, self._experts, self._pins).astype(np.int32)
         except BaseException:
             self._store._release(self._pins)
             raise
@@ -102,7 +105,8 @@ class ExpertStore:
         """`arena` has a class of slots for each of `slot_classes(index)`; `reader` writes to it."""
         self._index, self._arena, self._policy, self._reader = index, arena, policy, reader
         num_layers, self._num_experts, _ = index.file.shape
-        self._slot_of: Ints = np.full(num_layers * self._num_experts, _NOWHERE, np.int32)
+        # 64 bits wide inside: NumPy has to convert other integers before it can index by them.
+        self._slot_of: Numbers = np.full(num_layers * self._num_experts, _NOWHERE, np.int64)
         self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
         self._leases: Ints = np.zeros(arena.num_slots, np.int32)
         self._records = RecordTable(index)
@@ -184,14 +188,14 @@ class ExpertStore:
             self._arena.states[:] = FAILED
             self._arena.close()
 
-    def _acquire(self, layer: int, experts: Ints, pins: list[Ints]) -> Ints:
+    def _acquire(self, layer: int, experts: Ints, pins: list[Numbers]) -> Numbers:
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
         late = misses = 0
         with self._lock:
-            slots: Ints = self._slot_of[keys]
+            slots: Numbers = self._slot_of[keys]
             states = self._arena.words[slots]
-            if (states == READY).all():
+            if np.count_nonzero(states == READY) == len(slots):
                 self._leases[slots] += 1
                 pins.append(slots)
             else:
@@ -202,8 +206,8 @@ class ExpertStore:
         return slots
 
     def _admit(
-        self, row: int, keys: Keys, slots: Ints, states: Ints, pins: list[Ints]
-    ) -> tuple[Ints, int, int]:
+        self, row: int, keys: Keys, slots: Numbers, states: Ints, pins: list[Numbers]
+    ) -> tuple[Numbers, int, int]:
         """Pin what is there, read what is not; returns slots, how many were late, and missed."""
         failed, late = states == FAILED, slots[states == LOADING]
         # Another lease may still hold a slot that failed: it stays as it is, this one tries again.
@@ -220,10 +224,10 @@ class ExpertStore:
         pins.append(new)
         return slots, len(late), len(new)
 
-    def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Ints:
+    def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Numbers:
         """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
         if not len(keys):
-            return np.empty(0, np.int32)
+            return np.empty(0, np.int64)
         slots = self._claim(row, len(keys))
         try:
             experts = keys - row * self._num_experts
@@ -238,29 +242,30 @@ class ExpertStore:
             raise
         return slots
 
-    def _claim(self, row: int, n: int) -> Ints:
+    def _claim(self, row: int, n: int) -> Numbers:
         """`n` slots that nobody holds, now EMPTY: free ones first, then the policy's victims'."""
         idle = self._idle(row)
         while len(idle) < n:
             self._await_abandoned(row, n, len(idle))
             idle = self._idle(row)
         self._vacate(idle[self._arena.states[idle] == FAILED])
-        keys: Keys = self._key_of[idle]
-        free, owned = idle[keys == _NOWHERE], idle[keys != _NOWHERE]
+        keys = self._key_of[idle]
+        free: Numbers = idle[keys == _NOWHERE]
+        owned: Numbers = idle[keys != _NOWHERE]
         if n <= len(free):
             return free[:n]
         victims = owned[self._policy.victims(n - len(free), self._key_of[owned])]
         self._evictions += len(victims)
         self._vacate(victims)
-        both: Ints = np.concatenate([free, victims])
+        both: Numbers = np.concatenate([free, victims])
         return both
 
-    def _idle(self, row: int) -> Ints:
+    def _idle(self, row: int) -> Numbers:
         """Slots for records of this layer that are neither leased nor being written."""
         slots = self._ranges[row]
         window = slice(slots.start, slots.stop)
         idle = (self._leases[window] == 0) & (self._arena.states[window] != LOADING)
-        return (np.flatnonzero(idle) + slots.start).astype(np.int32)
+        return np.flatnonzero(idle) + slots.start
 
     def _await_abandoned(self, row: int, n: int, num_idle: int) -> None:
         """Wait for a read whose slot nobody holds: a prefetch, or that of a lease cut short."""
@@ -276,7 +281,7 @@ class ExpertStore:
                 "or raise expert_slots"
             )
 
-    def _vacate(self, slots: Ints) -> None:
+    def _vacate(self, slots: Numbers) -> None:
         """Make slots EMPTY and their experts homeless, unless those live elsewhere by now."""
         keys = self._key_of[slots]
         theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
@@ -284,7 +289,7 @@ class ExpertStore:
         self._key_of[slots] = _NOWHERE
         self._arena.states[slots] = EMPTY
 
-    def _release(self, pins: list[Ints]) -> None:
+    def _release(self, pins: list[Numbers]) -> None:
         with self._lock:
             while pins:  # no call stands between the two statements, so Ctrl-C cannot either
                 self._leases[pins[-1]] -= 1

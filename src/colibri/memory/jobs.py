@@ -101,7 +101,7 @@ class Reader(Protocol):
     def submit(self, jobs: Jobs) -> None:
         """Make the slots LOADING and queue the jobs: all of them, or none when this raises."""
 
-    def promote(self, slots: Ints) -> None:
+    def promote(self, slots: NDArray[np.integer]) -> None:
         """Treat those of `slots` that still wait as prefetches as demanded."""
 
     def wait(self, slot: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.errors import ReadError
-from colibri.kernels.api import FAILED, LOADING, Ints
+from colibri.kernels.api import FAILED, LOADING
 from colibri.kernels.library import Library
 from colibri.memory.arena import Arena
 from colibri.memory.files import OpenFiles
@@ -92,7 +92,7 @@ class NativeReader:
                 self._handle, num_jobs, slots, num_pieces, *pieces, *checks, jobs.prefetch
             )
 
-    def promote(self, slots: Ints) -> None:
+    def promote(self, slots: NDArray[np.integer]) -> None:
         """Move waiting prefetches to the end of the demand queue."""
         with self._guard:
             if self._handle is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri.errors import ReadError
-from colibri.kernels.api import FAILED, LOADING, READY, Ints
+from colibri.kernels.api import FAILED, LOADING, READY
 from colibri.memory.arena import Arena
 from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
 
@@ -51,7 +54,7 @@ class NullReader:
         self._stats = replace(self._stats, failed=self._stats.failed + 1)
         self._states[slot] = FAILED
 
-    def promote(self, slots: Ints) -> None:
+    def promote(self, slots: NDArray[np.integer]) -> None:
         """Move prefetches to the end of the demand queue."""
         for slot in slots.tolist():
             if slot in self.prefetch:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri.errors import ReadError
-from colibri.kernels.api import FAILED, LOADING, READY, Ints
+from colibri.kernels.api import FAILED, LOADING, READY
 from colibri.memory.arena import Arena
 from colibri.memory.files import OpenFiles
 from colibri.memory.forked import LIVING
@@ -51,7 +54,7 @@ class ThreadReader:
                 self._withdraw({job.slot for job in new})
                 raise
 
-    def promote(self, slots: Ints) -> None:
+    def promote(self, slots: NDArray[np.integer]) -> None:
         """Move waiting prefetches to the end of the demand queue."""
         wanted = set(slots.tolist())
         with self._changed:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
-from colibri.kernels.api import Ints
 from colibri.memory.jobs import PAGE, Jobs, scans_of
 
 Int64s = NDArray[np.int64]
@@ -29,7 +28,7 @@ class RecordTable:
         found: Int64s = bases[:, None] + starts + slack
         return found
 
-    def jobs(self, row: int, experts: Int64s, slots: Ints, bases: Int64s, prefetch: bool) -> Jobs:
+    def jobs(self, row: int, experts: Int64s, slots: Int64s, bases: Int64s, prefetch: bool) -> Jobs:
         """Reads of `experts [n]` into `slots [n]`, in file order.
 
         `bases [num_slots]` is where all slots start.
@@ -38,7 +37,7 @@ class RecordTable:
         order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
         experts, slots = experts[order], slots[order]
         return Jobs(
-            slots=slots,
+            slots=slots.astype(np.int32),
             files=index.file[row, experts],
             offsets=index.offset[row, experts],
             nbytes=index.nbytes[row, experts],

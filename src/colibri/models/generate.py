@@ -73,7 +73,7 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
     ends = {"bos_token_id": None, "eos_token_id": END_OF_TEXT}
     layers = {} if num_layers is None else {"num_hidden_layers": num_layers}
     if shape == "tiny":
-        return family.tiny_config(**ends, **layers)
+        return _with_layer_types(family.tiny_config(**ends, **layers))
     if shape not in SHAPES:
         raise UnsupportedModelError(
             f"unknown shape {shape!r}: known are {', '.join(shape_names())}"
@@ -83,6 +83,14 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
     for key in (*_TINY_ONLY, *_TINY_ONLY_ROPE, "num_local_experts"):
         config.pop(key, None)
     return config | layers
+
+
+def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
+    """Repeat or cut a list of one kind a layer to the number of layers."""
+    if kinds := config.get("layer_types"):
+        count = config["num_hidden_layers"]
+        config["layer_types"] = (kinds * (count // len(kinds) + 1))[:count]
+    return config
 
 
 def _sizes(size: ModelShape, declared: set[str]) -> dict[str, Any]:

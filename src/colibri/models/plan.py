@@ -215,7 +215,8 @@ class _Planner:
         left = self.budget - fixed - kv
         minimum = minimum_slots(self.experts, self.active)
         if slots != minimum and left >= slots_nbytes(self.experts, minimum):
-            advice.append(f"set expert_slots to {sum(divide(left, self.experts, self.active))} or less")
+            fitting = sum(divide(left, self.experts, self.active))
+            advice.append(f"set expert_slots to {fitting} or less")
         return (
             f"the budget of {format_bytes(self.budget)} is too small by "
             f"{format_bytes_up(needed - self.budget)}: process {format_bytes(self.process)}, "

@@ -111,6 +111,9 @@ def test_experts_come_in_order_and_all_of_them(tmp_path: Path) -> None:
         out.add(1, *matrices(1, 1))
     with pytest.raises(ValueError, match="1 of 3"), writer.layer(1, E, layout) as out:
         out.add(0, *matrices(1, 0))
+    gate, up, down = matrices(1, 0)
+    with pytest.raises(ValueError, match="up_proj is"), writer.layer(1, E, layout) as out:
+        out.add(0, gate, up.T, down)
     assert not list(tmp_path.glob("experts-*"))
 
 

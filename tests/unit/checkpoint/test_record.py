@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,18 @@ def test_gate_and_up_panels_alternate() -> None:
     assert start % 64 == 0
     assert (record[start : start + down.size] == 3).all()
     assert not record[start + down.size :].any()
+
+
+def test_matrices_of_another_size_are_refused() -> None:
+    layout = RecordLayout.uniform(INT4, 64, 24)
+    gate, down = (
+        np.zeros(INT4.nbytes((24, 64)), np.uint8),
+        np.zeros(INT4.nbytes((64, 24)), np.uint8),
+    )
+    with pytest.raises(ValueError, match="up_proj"):
+        layout.assemble(gate, np.concatenate([gate, gate]), down)
+    with pytest.raises(ValueError, match="gate_proj"):
+        layout.split(np.zeros(layout.nbytes - 1, np.uint8))
 
 
 def test_usual_shapes_fill_whole_pages() -> None:

@@ -78,3 +78,20 @@ def test_a_full_context_is_told_and_the_conversation_stays(coli: Coli) -> None:
     assert (result.exit_code, result.stdout) == (0, "1\n2\n")
     assert "the context holds 64" in result.stderr
     assert "/reset" in result.stderr
+
+
+def test_ctrl_c_twice_drops_the_answer_not_the_conversation(coli: Coli) -> None:
+    def press(number: int, layer: int) -> None:
+        if (number, layer) == (2, 0):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def prepare(model: FakeModel) -> None:
+        echo(model)
+        model.before_layer = press
+
+    coli.prepare = prepare
+    result = coli("chat", stdin="hi\nagain\n")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("1\n")
+    assert "interrupted" in result.stderr

@@ -1,0 +1,97 @@
+"""A blueprint names every tensor of a checkpoint, and the largest step of its model."""
+
+import re
+from typing import Any
+
+import pytest
+
+from colibri.errors import ConfigError, UnsupportedModelError
+from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, Blueprint
+from colibri.models.family import Family
+from colibri.models.registry import all_families
+from tests.tiny import SPELLINGS, dense_tensors, expert_tensors
+
+FAMILIES = all_families()
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+
+
+def blueprint(family: Family, **changes: Any) -> Blueprint:
+    """Of the tiny config with changes."""
+    return Blueprint.of(family.tiny_config(**changes))
+
+
+@each_family
+def test_parameters_follow_the_forward_pass(family: Family) -> None:
+    names = [p.name for p in blueprint(family).parameters()]
+    assert len(set(names)) == len(names)
+    assert (names[0], names[-2], names[-1]) == (EMBEDDING, FINAL_NORM, LM_HEAD)
+    numbers = [int(found[1]) for n in names if (found := re.match(r"model\.layers\.(\d+)\.", n))]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == {0, 1, 2}
+    assert len(numbers) == len(names) - 3
+
+
+@each_family
+def test_a_tied_model_has_no_head_of_its_own(family: Family) -> None:
+    tied, own = (blueprint(family, tie_word_embeddings=tie) for tie in (True, False))
+    assert [p for p in own.parameters() if p not in tied.parameters()] == own.parameters()[-1:]
+    assert LM_HEAD not in [p.name for p in tied.parameters()]
+    assert any(re.fullmatch(pattern, LM_HEAD) for pattern in tied.ignored())
+    assert not any(re.fullmatch(pattern, LM_HEAD) for pattern in own.ignored())
+
+
+@each_family
+def test_experts_are_no_parameters(family: Family) -> None:
+    found = blueprint(family)
+    assert found.expert_layers()
+    for layer in found.expert_layers():
+        assert not [p for p in found.parameters() if p.name.startswith(f"{layer.prefix}.")]
+        assert layer.prefix == f"model.layers.{layer.layer}.mlp.experts"
+    assert [i for i, _ in found.moe_layers()] == [e.layer for e in found.expert_layers()]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@each_family
+def test_tiny_checkpoints_are_complete(family: Family, spelling: str) -> None:
+    """The seeded tensors of tests have the shapes that the blueprint asks for."""
+    found = blueprint(family)
+    dense, experts = dense_tensors(found), expert_tensors(found, spelling)
+    assert {name: value.shape for name, value in dense.items()} == {
+        p.name: p.shape for p in found.parameters()
+    }
+    weights = sum(value.size for value in experts.values())
+    assert weights == sum(
+        3 * e.num_experts * e.hidden_size * e.intermediate_size for e in found.expert_layers()
+    )
+
+
+@each_family
+def test_limits_bound_every_layer(family: Family) -> None:
+    found = blueprint(family)
+    limits = found.limits(33)
+    assert limits.rows == 33
+    assert (limits.hidden_size, limits.vocab_size) == (64, 512)
+    for layer in found.layers:
+        attention = layer.attention
+        width = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+        assert width <= limits.attention_width
+        assert layer.ffn.intermediate_size <= limits.intermediate_size
+    sparse = [moe for _, moe in found.moe_layers()]
+    assert limits.num_experts == max(moe.num_experts for moe in sparse)
+    assert limits.num_experts_per_tok == max(moe.num_experts_per_tok for moe in sparse)
+    shared = [moe.shared_intermediate_size or 0 for moe in sparse]
+    assert limits.intermediate_size >= max(shared)
+
+
+@each_family
+def test_unknown_keys_reach_the_user(family: Family) -> None:
+    with pytest.raises(UnsupportedModelError, match="kv_lora_rank"):
+        blueprint(family, kv_lora_rank=16)
+    with pytest.raises(ConfigError, match="hidden_size"):
+        blueprint(family, hidden_size="wide")
+
+
+def test_the_text_part_of_a_larger_model_is_read() -> None:
+    family = FAMILIES[0]
+    nested = {"model_type": "a_wrapper", "text_config": family.tiny_config()}
+    assert Blueprint.of(nested).family is family

@@ -1,0 +1,41 @@
+"""`convert_model` knows which tensors of a family are experts and which may be coded."""
+
+from pathlib import Path
+
+import pytest
+
+from colibri.checkpoint.index import Checkpoint
+from colibri.errors import UnsupportedModelError
+from colibri.models.convert import convert_model
+from colibri.models.description import Description
+from colibri.models.family import Family
+from colibri.models.registry import all_families
+from tests.tiny import write_tiny
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.model_type)
+def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "from", family)
+    convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g32", dense="int8-g64")
+    description = Description.of(Checkpoint.open(tmp_path / "to"))
+    assert description.checkpoint.container is not None
+    assert description.checkpoint.container.family == family.model_type
+    assert {p.format.name for layer in description.experts.layers for p in layer.parts} == {
+        "int4-g32"
+    }
+    for tensor in description.dense:
+        coded = tensor.parameter.kind in ("matrix", "embedding")
+        assert tensor.stored.name == ("int8-g64" if coded else "f32")
+
+
+def test_without_a_dense_format_dense_tensors_stay(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "from", all_families()[0])
+    convert_model(tmp_path / "from", tmp_path / "to")
+    description = Description.of(Checkpoint.open(tmp_path / "to"))
+    assert list(description.formats()) == ["int4-g64", "f32"]
+
+
+def test_an_unknown_format_is_refused_before_anything(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="did you mean 'int4-g64'"):
+        convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g6")
+    assert not (tmp_path / "to").exists()

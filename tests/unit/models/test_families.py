@@ -1,0 +1,131 @@
+"""What is peculiar to each family, as its config says it."""
+
+from typing import Any
+
+import pytest
+
+from colibri.errors import ConfigError
+from colibri.models import mixtral, olmoe, qwen2_moe, qwen3_moe
+from colibri.models.blueprint import Blueprint
+from colibri.models.family import Family
+from colibri.nn.ffn import DenseFFN
+from colibri.nn.moe import MoEFFN
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def blueprint(family: Family, **changes: Any) -> Blueprint:
+    """Of the tiny config with changes."""
+    return Blueprint.of(family.tiny_config(**changes))
+
+
+def windows(family: Family, **changes: Any) -> list[int | None]:
+    """Of all layers."""
+    return [layer.attention.window for layer in blueprint(family, **changes).layers]
+
+
+def moe(family: Family, **changes: Any) -> MoEFFN:
+    """The first sparse layer."""
+    return blueprint(family, **changes).moe_layers()[0][1]
+
+
+def test_olmoe() -> None:
+    attention = blueprint(olmoe.FAMILY, clip_qkv=8).layers[0].attention
+    assert attention.qk_norm == "projection"
+    assert (attention.clip, attention.window) == (8.0, None)
+    assert not attention.qkv_bias
+    biased = blueprint(olmoe.FAMILY, attention_bias=True).layers[0].attention
+    assert biased.qkv_bias
+    assert biased.o_bias
+    assert not moe(olmoe.FAMILY, norm_topk_prob=False).normalize
+    assert moe(olmoe.FAMILY, norm_topk_prob=True).normalize
+    with pytest.raises(ConfigError, match="clip_qkv = -1"):
+        blueprint(olmoe.FAMILY, clip_qkv=-1)
+
+
+def test_mixtral() -> None:
+    assert moe(mixtral.FAMILY).normalize
+    assert windows(mixtral.FAMILY, sliding_window=7) == [7, 7, 7]
+    assert windows(mixtral.FAMILY, sliding_window=None) == [None, None, None]
+    with pytest.raises(ConfigError, match="sliding_window = 0"):
+        blueprint(mixtral.FAMILY, sliding_window=0)
+    config = mixtral.FAMILY.tiny_config()
+    config.pop("rope_theta")
+    frequencies = Blueprint.of(config).layers[0].attention.rope.inverse_frequencies
+    assert frequencies[1] == pytest.approx(1e6 ** (-2 / 16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"use_sliding_window": False}, [None, None, None]),
+        ({"use_sliding_window": False, "sliding_window": 0}, [None, None, None]),
+        ({"layer_types": [SLIDING, FULL, SLIDING]}, [24, None, 24]),
+        ({"layer_types": None}, [24, None, 24]),
+        ({"layer_types": None, "max_window_layers": 2}, [24, None, None]),
+        ({"layer_types": None, "max_window_layers": 0}, [None, None, None]),
+    ],
+    ids=str,
+)
+def test_qwen2_moe_windows(changes: dict[str, Any], wanted: list[int | None]) -> None:
+    sliding = {"use_sliding_window": True, "sliding_window": 24}
+    assert windows(qwen2_moe.FAMILY, **{**sliding, **changes}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"sliding_window": None}, "sliding_window"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"layer_types": [FULL]}, "layer_types"),
+        ({"layer_types": []}, "layer_types"),
+        ({"layer_types": [FULL, FULL, "chunked_attention"]}, "layer_types"),
+        ({"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
+    ],
+    ids=str,
+)
+def test_qwen2_moe_refusals(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = "):
+        blueprint(qwen2_moe.FAMILY, **{"use_sliding_window": True, **changes})
+
+
+def test_qwen2_moe() -> None:
+    found = blueprint(qwen2_moe.FAMILY, mlp_only_layers=[0], intermediate_size=112)
+    assert [type(layer.ffn) for layer in found.layers] == [DenseFFN, MoEFFN, MoEFFN]
+    assert found.layers[0].ffn.intermediate_size == 112
+    assert found.layers[0].attention.qkv_bias
+    assert not found.layers[0].attention.o_bias
+    assert not blueprint(qwen2_moe.FAMILY, qkv_bias=False).layers[0].attention.qkv_bias
+    sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+    sparse = moe(qwen2_moe.FAMILY, **sizes, norm_topk_prob=False)
+    assert (sparse.intermediate_size, sparse.shared_intermediate_size) == (32, 48)
+    assert sparse.shared_gate
+    assert not sparse.normalize
+
+
+def test_qwen3_moe() -> None:
+    found = blueprint(qwen3_moe.FAMILY, mlp_only_layers=[1], head_dim=32)
+    assert [type(layer.ffn) for layer in found.layers] == [MoEFFN, DenseFFN, MoEFFN]
+    attention = found.layers[0].attention
+    assert (attention.qk_norm, attention.head_dim) == ("head", 32)
+    assert attention.rope.attention_factor > 1
+    assert moe(qwen3_moe.FAMILY, norm_topk_prob=True).normalize
+    assert not moe(qwen3_moe.FAMILY, norm_topk_prob=False).normalize
+    assert moe(qwen3_moe.FAMILY).shared_intermediate_size is None
+    unused = {"use_sliding_window": False, "sliding_window": 9}
+    assert windows(qwen3_moe.FAMILY, **unused) == [None] * 3
+    assert windows(qwen3_moe.FAMILY, sliding_window=9, use_sliding_window=True) == [9] * 3
+    with pytest.raises(ConfigError, match="sliding_window = None"):
+        blueprint(qwen3_moe.FAMILY, use_sliding_window=True, sliding_window=None)
+
+
+@pytest.mark.parametrize("family", [qwen2_moe.FAMILY, qwen3_moe.FAMILY], ids=["two", "three"])
+def test_stride_of_sparse_layers(family: Family) -> None:
+    layers = (
+        {"num_hidden_layers": 6, "layer_types": None}
+        if family is qwen2_moe.FAMILY
+        else {"num_hidden_layers": 6}
+    )
+    found = blueprint(family, decoder_sparse_step=2, mlp_only_layers=[3], **layers)
+    assert [index for index, _ in found.moe_layers()] == [1, 5]
+    assert [layer.layer for layer in found.expert_layers()] == [1, 5]
