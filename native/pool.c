@@ -12,7 +12,7 @@
    unclaimed the job's other fields cannot change. */
 enum { MOST_CHUNKS = 0xffff };
 static const int64_t SPIN_NS = 60000;    /* longer than Python needs between two calls of a token */
-enum { PAUSES_PER_LOOK = 64, PAUSES_BEFORE_YIELD = 20000 };
+enum { PAUSES_PER_LOOK = 64, PAUSES_BEFORE_YIELD = 4000 };
 
 struct colibri_pool {
     _Alignas(64) atomic_uint_fast64_t job;

@@ -1,4 +1,7 @@
-"""The memory budget is never exceeded: peak RSS of whole runs on a 1 GB checkpoint, in three budgets."""
+"""The memory budget is never exceeded: peak RSS of whole runs, in three budgets.
+
+They run on a checkpoint of 1 GB.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def tables(members: int, kv: KVLayer) -> Ints:
     return np.concatenate([blocks, np.full((members, 2), -1, np.int32)], axis=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     options=LAYERS,
     fmt=st.sampled_from([F32, F16, BF16]),

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(**CASES)
 def test_matmul(
     fmt: Any,

@@ -66,7 +66,7 @@ def run(
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     fmt=st.sampled_from(FORMAT_NAMES).map(FORMATS.__getitem__),
     activations=st.sampled_from(list(ERROR)),
@@ -228,6 +228,20 @@ def test_the_choice_of_the_reference() -> None:
     wanted, found = REFERENCE.route_step(layer, x), native().route_step(layer, x)
     np.testing.assert_array_equal(found.ids, wanted.ids)
     np.testing.assert_array_equal(found.experts, wanted.experts)
+
+
+@pytest.mark.parametrize("active", [1, 6, 1024])
+def test_a_thousand_experts(active: int) -> None:
+    rng = generator(5)
+    layer = router(rng, F32, 16, 1024, active, False)
+    kernels = NativeKernels(threads=1)
+    kernels.reserve(Limits(2, 16, 16, 16, 1024, active, 16))
+    x = gaussian(rng, 2, 16)
+    found = kernels.route_step(layer, x)
+    wanted = REFERENCE.route_step(layer, x)
+    assert_close(found.weights, wanted.weights, 1e-5)
+    np.testing.assert_array_equal(found.experts, np.unique(found.ids))
+    np.testing.assert_array_equal(found.ids[:, :6], wanted.ids[:, :6])
 
 
 @pytest.mark.parametrize("active", [1, 3, 8])

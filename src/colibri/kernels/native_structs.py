@@ -230,7 +230,8 @@ def _check_attention(a: Attention) -> None:
         raise ValueError(f"attention shapes contradict each other: {found}, wanted {want}")
     if a.head_dim > _MOST_HEAD_DIM or not 0 <= a.rotary_dim <= a.head_dim or a.rotary_dim % 2:
         raise ValueError(
-            f"head_dim {a.head_dim} must be at most {_MOST_HEAD_DIM}, rotary_dim {a.rotary_dim} even and within it"
+            f"head_dim {a.head_dim} must be at most {_MOST_HEAD_DIM}, "
+            f"and rotary_dim {a.rotary_dim} even and no larger"
         )
 
 
