@@ -90,3 +90,5 @@ int32_t colibri_head_step(colibri_context *ctx, const colibri_norm *norm, const 
 }
 
 void colibri_exp(const colibri_table *table, const float *x, float *out, int64_t n) { table->exp(x, out, n); }
+
+uint64_t colibri_read_sum(colibri_context *ctx, const uint8_t *data, int64_t nbytes) { return ctx->table->read_sum(ctx, data, nbytes); }

@@ -23,8 +23,35 @@ static int64_t workspace_nbytes(const colibri_limits *l) {
     return most;
 }
 
+enum { READ_WORDS = 1 << 15 /* 256 KiB at a time */ };
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t sum;
+} read_job;
+
 static void exp_all(const float *x, float *out, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = exp_f32(x[i]);
+}
+
+/* Sums 64-bit words; eight sums keep one another's loads in flight. */
+static void sum_words(void *arg, int64_t begin, int64_t end) {
+    typedef uint64_t __attribute__((may_alias, aligned(1))) word;
+    read_job *job = arg;
+    uint64_t sums[32] = {0}, sum = 0;
+    const word *w = (const word *)job->data;
+    for (; begin + 32 <= end; begin += 32) {
+        for (int i = 0; i < 32; i++) sums[i] += w[begin + i];
+    }
+    for (; begin < end; begin++) sum += w[begin];
+    for (int i = 0; i < 32; i++) sum += sums[i];
+    __atomic_fetch_add(&job->sum, sum, __ATOMIC_RELAXED);
+}
+
+static uint64_t read_sum(colibri_context *ctx, const uint8_t *data, int64_t nbytes) {
+    read_job job = {data, 0};
+    pool_run(ctx->pool, sum_words, &job, nbytes / 8, READ_WORDS);
+    return job.sum;
 }
 
 extern const colibri_table TABLE_NAME(ISA);
@@ -39,4 +66,5 @@ const colibri_table TABLE_NAME(ISA) = {
     .moe_finish = moe_finish,
     .head_step = head_step,
     .exp = exp_all,
+    .read_sum = read_sum,
 };

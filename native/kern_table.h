@@ -16,6 +16,7 @@ struct colibri_table {
     int32_t (*moe_finish)(colibri_context *, const colibri_experts *, const colibri_routing *, float *, float *);
     int32_t (*head_step)(colibri_context *, const colibri_norm *, const colibri_matrix *, const float *, int32_t, float *);
     void (*exp)(const float *, float *, int64_t);
+    uint64_t (*read_sum)(colibri_context *, const uint8_t *, int64_t);
 };
 
 #define TABLE_NAME_OF(isa) colibri_table_##isa

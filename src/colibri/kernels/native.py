@@ -10,6 +10,7 @@ from typing import Any
 from weakref import finalize
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri.errors import NativeLibraryError, SettingsError
 from colibri.formats import Floats
@@ -184,6 +185,14 @@ class NativeKernels:
         c_x = self._floats(x, (-1,), "x")
         self._library.lib.colibri_exp(self._context.table, c_x, self._out(out), x.size)
         return out
+
+    def read_sum(self, array: NDArray[np.uint8]) -> int:
+        """The sum of `array`'s whole 64-bit words modulo 2^64, read by the same threads.
+
+        Nothing reads memory faster, so benches hold the kernels against it.
+        """
+        data = address_of(self._library, array, np.uint8, "uint8_t[]", (-1,), "array")
+        return int(self._library.lib.colibri_read_sum(self._context, data, array.size))
 
     def _do(self, function: str, *arguments: Any) -> None:
         """Call until done. Between calls that say AGAIN Python sees signals, so Ctrl-C works."""

@@ -78,7 +78,7 @@ def test_activations_never_overflow(inputs: list[float]) -> None:
     assert np.allclose(silu(x), x * (1 / (1 + np.exp(-wide))), rtol=1e-5, atol=1e-6)
     shares = softmax(x)
     assert np.isclose(shares.sum(), 1, atol=1e-5)
-    assert shares.argmax() == x.argmax()
+    assert shares[0, x.argmax()] == shares.max()  # close inputs may tie
     assert all(found.dtype == np.float32 for found in (sigmoid(x), silu(x), shares))
 
 

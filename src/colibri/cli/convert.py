@@ -1,0 +1,109 @@
+"""`coli convert`: a checkpoint rewritten as a container, one expert in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from colibri.checkpoint.container_manifest import PROGRESS
+from colibri.checkpoint.convert import ConvertProgress, ConvertReport
+from colibri.cli.options import with_environment
+from colibri.cli.progress import Reporter
+from colibri.formats import FORMATS
+from colibri.models.convert import convert_model
+from colibri.units import format_bytes, format_seconds
+
+KEEP = "keep"
+_WORDS = f"{', '.join(FORMATS)}; {KEEP} leaves them as they are."
+
+SOURCE = Annotated[Path, typer.Argument(metavar="SRC", help="Directory of a checkpoint.")]
+DESTINATION = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DST", help="Directory of the container: new, empty, or left by a run to resume."
+    ),
+]
+EXPERTS = Annotated[
+    str, typer.Option("--experts", metavar="FORMAT", help=f"Of routed experts: {_WORDS}")
+]
+DENSE = Annotated[
+    str,
+    typer.Option("--dense", metavar="FORMAT", help=f"Of dense matrices and embedding: {_WORDS}"),
+]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@with_environment
+def convert(
+    source: SOURCE,
+    destination: DESTINATION,
+    *,
+    experts: EXPERTS = "int4-g64",
+    dense: DENSE = KEEP,
+    as_object: JSON = False,
+) -> None:
+    """Rewrite a checkpoint so that one expert is one aligned read.
+
+    What is coded already is never rounded again. A run that was stopped goes on when the same
+    command is run again.
+    """
+    with Reporter() as reporter:
+        reporter(f"opening {source}", 0, 1)
+
+        def follow(progress: ConvertProgress) -> None:
+            reporter(f"opening {source}", 1, 1)
+            reporter(f"writing {destination}", progress.done_bytes, progress.total_bytes)
+
+        try:
+            report = convert_model(
+                source,
+                destination,
+                experts=None if experts == KEEP else experts,
+                dense=None if dense == KEEP else dense,
+                progress=follow,
+            )
+        except KeyboardInterrupt:
+            reporter.close()
+            if (destination / PROGRESS).exists():
+                print(resumable(destination), file=sys.stderr)
+            raise
+    if as_object:
+        print(json.dumps(as_json(report)))
+    else:
+        print(summary(report), file=sys.stderr)
+
+
+def resumable(destination: Path) -> str:
+    """What to tell when a conversion is stopped."""
+    return (
+        f"stopped; what is finished is kept in {destination}: "
+        "run the same command again to go on, or remove the directory"
+    )
+
+
+def summary(report: ConvertReport) -> str:
+    """One line: bytes before and after, their ratio, time, and what an earlier run had done."""
+    kept = f", {report.num_kept_layers} of them from an earlier run"
+    return (
+        f"{report.directory}: {format_bytes(report.total_bytes)} from "
+        f"{format_bytes(report.source_bytes)} (x {report.ratio:.2f} smaller), "
+        f"{report.num_layers} layers of experts{kept if report.num_kept_layers else ''}, "
+        f"in {format_seconds(report.elapsed_s)}"
+    )
+
+
+def as_json(report: ConvertReport) -> dict[str, Any]:
+    """What `coli convert --json` prints."""
+    return {
+        "model": str(report.directory),
+        "num_layers": report.num_layers,
+        "num_kept_layers": report.num_kept_layers,
+        "source_bytes": report.source_bytes,
+        "total_bytes": report.total_bytes,
+        "ratio": report.ratio,
+        "elapsed_s": report.elapsed_s,
+    }
