@@ -5,18 +5,27 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MODEL  := build/demo-model
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson
 PYTEST := $(BIN)/python -m pytest -n 2
+DEMO   := $(BIN)/coli run --expert-slots 25% --max-tokens 60 --seed 3
 # `make check SUITE=` leaves the tests out.
 SUITE  ?= suite
 
 SOURCES := pyproject.toml meson.build $(shell find src native -type f \
-  \( -name '*.py' -o -name '*.[ch]' -o -name '*.in' -o -name '*.cdef' -o -name meson.build \) \
+  \( -name '*.py' -o -name '*.[ch]' -o -name '*.in' -o -name '*.cdef' -o -name meson.build \
+  -o -path 'src/colibri/bundled/[!.]*' \) \
   ! -path src/colibri/_build.py)
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed $(MODEL)/config.json ## install, then run a model with room for a quarter of its experts
-	$(BIN)/coli run --model $(MODEL) --expert-slots 25% --max-tokens 64 "The hummingbird is"
+ifneq ($(wildcard src/colibri/bundled/colibri.json),)
+demo: $(VENV)/.installed ## install, then run a model with room for a quarter of its experts
+	$(DEMO) "And it came to pass in those days, that"
+	$(DEMO) "She was very glad to hear that"
+	$(DEMO) "Um das Paket zu installieren, müssen Sie"
+else
+demo: $(VENV)/.installed $(MODEL)/colibri.json
+	$(DEMO) --model $(MODEL) "The hummingbird is"
+endif
 
 test: $(VENV)/.dev native suite ## install what the tests need and run the fast ones
 
@@ -30,8 +39,9 @@ native: $(VENV)/.dev ## build the kernels in place (build/meson, linked into src
 	@! test -f build/meson/native/_native.abi3.so || \
 	  ln -s ../../build/meson/native/_native.abi3.so src/colibri/_native.abi3.so
 
-oracle: $(VENV)-oracle/.installed ## compare the golden files with transformers (installs torch)
+oracle: $(VENV)-oracle/.installed ## compare goldens and random configs with transformers (installs torch)
 	PYTHONPATH=src $(VENV)-oracle/bin/python tools/make_goldens.py --check
+	PYTHONPATH=src $(VENV)-oracle/bin/python tools/check_switches.py
 
 sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan (needs gcc)
 	@test -f build/sanitize/build.ninja || CC=gcc CFLAGS=-fno-sanitize-recover=undefined $(MESON) setup build/sanitize \
@@ -42,7 +52,7 @@ sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan 
 	  $(BIN)/python -m pytest tests/kernels -o pythonpath="build/sanitize/root ."
 
 clean: ## remove everything that was built, the virtual environments too
-	rm -rf build dist $(VENV) $(VENV)-oracle src/colibri/_build.py src/colibri/_native*
+	rm -rf build dist $(VENV) $(VENV)-oracle src/colibri/_build.py src/colibri/_native* src/colibri/bundled/.coli_usage
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests tools native -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -75,7 +85,8 @@ $(VENV)-oracle/.installed: pyproject.toml | $(VENV)-oracle/bin/python
 	$(PIP:$(VENV)/%=$(VENV)-oracle/%) install ".[oracle]" torch==2.13.0
 	@touch $@
 
-$(MODEL)/config.json: tools/make_checkpoint.py | $(VENV)/.installed
+$(MODEL)/colibri.json: tools/make_checkpoint.py | $(VENV)/.installed
+	@rm -rf $(MODEL)
 	$(BIN)/python tools/make_checkpoint.py $(MODEL)
 
 .NOTPARALLEL:

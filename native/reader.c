@@ -1,56 +1,19 @@
-/* The reader of abi_reader.cdef. Linux specifics: O_DIRECT, posix_fadvise and (in futex.h) the futex. */
+/* The reader of abi_reader.cdef: queues of jobs and the threads that take blocks from them. How a block is read and
+ * a record is checked stands in landing.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "colibri.h"
+#include "reader.h"
 
 #include "futex.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#define PAGE 4096
-#define MAX_THREADS 16
-#define MAX_RETRIES 1000 /* of one read that is interrupted or told to try again */
 
 enum { DEMAND = 0, PREFETCH = 1, NOT_QUEUED = 2 };
-enum { FLOAT_F32 = 0, FLOAT_F16 = 1 }; /* Format.code; the third is bf16 */
-
-typedef struct {
-    int64_t offset, nbytes, target;
-    int32_t file;
-} piece;
-
-typedef struct {
-    const colibri_scan *scans;
-    int32_t num_scans, num_pieces;
-    uint32_t crc;
-    int8_t has_crc, queue;
-    int32_t next, previous; /* slots, -1 at an end */
-    colibri_failure failure;
-} job;
-
-struct colibri_reader {
-    uint8_t *arena;
-    const int64_t *parts;
-    int32_t *states;
-    job *jobs;     /* [num_slots] */
-    piece *pieces; /* [num_slots][max_pieces] */
-    int32_t *fds, *direct;
-    int32_t max_pieces, num_threads, closing;
-    int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
-    colibri_reader_stats stats;
-    pthread_mutex_t mutex; /* guards queues and `closing` */
-    pthread_cond_t wake;
-    pthread_t threads[MAX_THREADS];
-};
 
 /* ---- Queues: linked lists over slot numbers, so bounded and with nothing to allocate. The caller holds the mutex. */
 
@@ -79,11 +42,46 @@ static void unlink_job(colibri_reader *r, int32_t slot) {
     j->queue = NOT_QUEUED;
 }
 
-static int32_t take(colibri_reader *r) {
+/* The next piece of the job; `rest` is empty after the last. */
+static void advance(colibri_reader *r, job *j) {
+    j->rest.piece++;
+    j->rest.from = 0;
+    j->rest.to = j->rest.piece < j->num_pieces ? whole_pages(pieces_of(r, j->rest.slot) + j->rest.piece) : 0;
+}
+
+/* Blocks of a piece are of even size, so that none is a useless sliver. */
+static int64_t block_end(const colibri_reader *r, const block *rest) {
+    int64_t left = rest->to - rest->from, parts = r->block_nbytes ? (left + r->block_nbytes / 2) / r->block_nbytes : 1;
+    if (parts <= 1)
+        return rest->to;
+    return rest->from + (left / parts + PAGE - 1) / PAGE * PAGE;
+}
+
+static int take(colibri_reader *r, block *taken) {
     int32_t slot = r->first[DEMAND] >= 0 ? r->first[DEMAND] : r->first[PREFETCH];
-    if (slot >= 0)
+    if (slot < 0)
+        return 0;
+    job *j = &r->jobs[slot];
+    *taken = j->rest;
+    j->rest.from = taken->to = block_end(r, taken);
+    j->in_flight++;
+    if (j->rest.from == j->rest.to)
+        advance(r, j);
+    if (j->rest.piece == j->num_pieces)
         unlink_job(r, slot);
-    return slot;
+    return 1;
+}
+
+/* Returns whether this was the last block of its job. After a failure no more of them are handed out. */
+static int finish(colibri_reader *r, const block *b, int32_t drive, const colibri_failure *failure) {
+    job *j = &r->jobs[b->slot];
+    j->in_flight--;
+    j->used |= 1u << drive;
+    if (failure->reason && !j->failure.reason)
+        j->failure = *failure;
+    if (j->failure.reason && j->queue != NOT_QUEUED)
+        unlink_job(r, b->slot);
+    return !j->in_flight && j->queue == NOT_QUEUED;
 }
 
 static void publish(colibri_reader *r, int32_t slot, int32_t state) {
@@ -91,155 +89,44 @@ static void publish(colibri_reader *r, int32_t slot, int32_t state) {
     futex_wake(&r->states[slot], INT_MAX);
 }
 
-static void count(int64_t *counter, int64_t amount) { __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED); }
-
-/* ---- One read. Functions return 0, or a reason with `failure` filled in. */
-
-static int failed(colibri_failure *failure, int reason, int error, int32_t file, int64_t offset) {
-    *failure = (colibri_failure){.reason = reason, .error = error, .file = file, .part = -1, .offset = offset};
-    return reason;
-}
-
-static ssize_t pread_patiently(int fd, void *to, int64_t nbytes, int64_t offset) {
-    for (int attempt = 0;; attempt++) {
-        ssize_t got = pread(fd, to, (size_t)nbytes, offset);
-        if (got >= 0 || (errno != EINTR && errno != EAGAIN) || attempt == MAX_RETRIES)
-            return got;
-        sched_yield();
-    }
-}
-
-static int read_buffered(colibri_reader *r, const piece *p, colibri_failure *failure) {
-    uint8_t *to = r->arena + p->target + p->offset % PAGE;
-    for (int64_t done = 0; done < p->nbytes;) {
-        ssize_t got = pread_patiently(r->fds[p->file], to + done, p->nbytes - done, p->offset + done);
-        if (got < 0)
-            return failed(failure, COLIBRI_READ_IO, errno, p->file, p->offset + done);
-        if (got == 0)
-            return failed(failure, COLIBRI_READ_TRUNCATED, 0, p->file, p->offset + done);
-        count(&r->stats.reads, 1);
-        done += got;
-    }
-#if defined(POSIX_FADV_DONTNEED)
-    posix_fadvise(r->fds[p->file], p->offset, p->nbytes, POSIX_FADV_DONTNEED);
-#endif
-    return 0;
-}
-
-/* The aligned range around the piece. Returns -1 where this file does not take direct reads after all: it
- * refuses them, or ends one short of a page without being at its end. */
-static int read_direct(colibri_reader *r, const piece *p, colibri_failure *failure) {
-    int64_t skip = p->offset % PAGE, start = p->offset - skip, wanted = skip + p->nbytes;
-    int64_t whole = (wanted + PAGE - 1) / PAGE * PAGE, done = 0;
-    while (done < wanted) {
-        ssize_t got = pread_patiently(r->fds[p->file], r->arena + p->target + done, whole - done, start + done);
-        if (got < 0 && errno == EINVAL)
-            return -1;
-        if (got < 0)
-            return failed(failure, COLIBRI_READ_IO, errno, p->file, start + done);
-        if (got == 0)
-            return failed(failure, COLIBRI_READ_TRUNCATED, 0, p->file, start + done);
-        count(&r->stats.reads, 1);
-        done += got;
-        if (done < wanted && done % PAGE)
-            return -1;
-    }
-    count(&r->stats.slack_bytes, done - p->nbytes);
-    return 0;
-}
-
-static int read_piece(colibri_reader *r, const piece *p, colibri_failure *failure) {
-#if defined(O_DIRECT)
-    if (__atomic_load_n(&r->direct[p->file], __ATOMIC_RELAXED)) {
-        int reason = read_direct(r, p, failure);
-        if (reason >= 0)
-            return reason;
-        /* Flags belong to the open file: reads of other threads turn buffered too, which is as good. */
-        int flags = fcntl(r->fds[p->file], F_GETFL);
-        if (flags < 0 || fcntl(r->fds[p->file], F_SETFL, flags & ~O_DIRECT) < 0)
-            return failed(failure, COLIBRI_READ_IO, errno, p->file, p->offset);
-        __atomic_store_n(&r->direct[p->file], 0, __ATOMIC_RELAXED);
-    }
-#endif
-    return read_buffered(r, p, failure);
-}
-
-/* ---- Checks at landing. Files promise no alignment, hence the types. */
-
-typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
-typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
-
-static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent) {
-    const loose16 *items = (const loose16 *)data;
-    uint16_t bad = 0;
-    for (int64_t i = 0; i < nbytes / 2; i++)
-        bad |= (items[i] & exponent) == exponent;
-    return !bad;
-}
-
-static int finite32(const uint8_t *data, int64_t nbytes) {
-    const loose32 *items = (const loose32 *)data;
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < nbytes / 4; i++)
-        bad |= (items[i] & 0x7F800000u) == 0x7F800000u;
-    return !bad;
-}
-
-static int all_finite(const uint8_t *data, int64_t nbytes, int64_t format) {
-    if (format == FLOAT_F32)
-        return finite32(data, nbytes);
-    return finite16(data, nbytes, format == FLOAT_F16 ? 0x7C00 : 0x7F80);
-}
-
-static int check_floats(colibri_reader *r, int32_t slot, const piece *where) {
+/* All blocks are finished, and this thread alone looks at the job. */
+static void land(colibri_reader *r, int32_t slot) {
     job *j = &r->jobs[slot];
-    for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
-        const uint8_t *data = r->arena + r->parts[slot * 3LL + s->part] + s->offset;
-        for (int64_t i = 0; i < s->count; i++)
-            if (!all_finite(data + i * s->stride, s->nbytes, s->format)) {
-                failed(&j->failure, COLIBRI_READ_NOT_FINITE, 0, where->file, where->offset);
-                j->failure.part = (int32_t)s->part;
-                return COLIBRI_READ_NOT_FINITE;
-            }
+    int cancelled = j->failure.reason == COLIBRI_READ_CANCELLED;
+    if (!j->failure.reason) {
+        int64_t nbytes = 0;
+        for (const piece *p = pieces_of(r, slot); p < pieces_of(r, slot) + j->num_pieces; p++)
+            nbytes += p->nbytes;
+        count(&r->stats.bytes_read, nbytes);
+        count(&r->stats.records, 1);
+        if (!landing_check(r, slot, &j->failure))
+            j->failure.reason = 0;
     }
-    return 0;
-}
-
-static int land(colibri_reader *r, int32_t slot) {
-    job *j = &r->jobs[slot];
-    const piece *first = &r->pieces[(int64_t)slot * r->max_pieces];
-    uint32_t crc = 0;
-    int64_t nbytes = 0;
-    for (const piece *p = first; p < first + j->num_pieces; p++) {
-        int reason = read_piece(r, p, &j->failure);
-        if (reason)
-            return reason;
-        if (j->has_crc)
-            crc = colibri_crc32c(crc, r->arena + p->target + p->offset % PAGE, p->nbytes);
-        nbytes += p->nbytes;
-    }
-    count(&r->stats.bytes_read, nbytes);
-    count(&r->stats.records, 1);
-    if (j->has_crc && crc != j->crc)
-        return failed(&j->failure, COLIBRI_READ_CHECKSUM, 0, first->file, first->offset);
-    return check_floats(r, slot, first);
+    if (j->failure.reason && !cancelled)
+        count(&r->stats.failed, 1);
+    publish(r, slot, j->failure.reason ? COLIBRI_SLOT_FAILED : COLIBRI_SLOT_READY);
 }
 
 static void *work(void *argument) {
     colibri_reader *r = argument;
     pthread_mutex_lock(&r->mutex);
     while (!r->closing) {
-        int32_t slot = take(r);
-        if (slot < 0) {
+        block b;
+        if (!take(r, &b)) {
             pthread_cond_wait(&r->wake, &r->mutex);
             continue;
         }
         pthread_mutex_unlock(&r->mutex);
-        int reason = land(r, slot);
-        if (reason)
-            count(&r->stats.failed, 1);
-        publish(r, slot, reason ? COLIBRI_SLOT_FAILED : COLIBRI_SLOT_READY);
+        int32_t drive = 0;
+        colibri_failure failure = {.reason = 0};
+        if (!landing_read(r, &b, &drive, &failure))
+            failure.reason = 0; /* another drive had it */
         pthread_mutex_lock(&r->mutex);
+        if (finish(r, &b, drive, &failure)) {
+            pthread_mutex_unlock(&r->mutex);
+            land(r, b.slot);
+            pthread_mutex_lock(&r->mutex);
+        }
     }
     pthread_mutex_unlock(&r->mutex);
     return NULL;
@@ -277,17 +164,22 @@ static int start(colibri_reader *r, int32_t num_threads) {
 }
 
 colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int32_t *states, int32_t num_slots,
-                                      int32_t max_pieces, const int32_t *fds, const int32_t *direct,
-                                      int32_t num_files, int32_t num_threads) {
+                                      int32_t max_pieces, const colibri_drives *drives, int32_t num_threads,
+                                      int64_t block_nbytes) {
     colibri_reader *r = calloc(1, sizeof *r);
     if (!r)
         return NULL;
+    int32_t num_fds = drives->num_drives * drives->num_files;
     r->arena = arena, r->parts = parts, r->states = states, r->max_pieces = max_pieces;
+    r->num_drives = drives->num_drives, r->num_files = drives->num_files, r->keep_cache = drives->keep_cache;
+    r->block_nbytes = (block_nbytes + PAGE - 1) / PAGE * PAGE;
+    for (int32_t d = 0; d < r->num_drives; d++)
+        r->weights[d] = drives->weights[d] > 0 ? drives->weights[d] : 1;
     r->first[DEMAND] = r->first[PREFETCH] = r->last[DEMAND] = r->last[PREFETCH] = -1;
     r->jobs = calloc((size_t)num_slots + 1, sizeof *r->jobs);
     r->pieces = calloc((size_t)num_slots * (size_t)max_pieces + 1, sizeof *r->pieces);
-    r->fds = copied(fds, num_files);
-    r->direct = copied(direct, num_files);
+    r->fds = copied(drives->fds, num_fds);
+    r->direct = copied(drives->direct, num_fds);
     for (int32_t slot = 0; r->jobs && slot < num_slots; slot++)
         r->jobs[slot].queue = NOT_QUEUED;
     pthread_mutex_init(&r->mutex, NULL);
@@ -300,28 +192,25 @@ colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int3
     return NULL;
 }
 
-void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const int32_t *slots, int32_t num_pieces,
-                           const int32_t *files, const int64_t *offsets, const int64_t *nbytes,
-                           const int64_t *targets, const uint32_t *crcs, const colibri_scan *scans,
-                           int32_t num_scans, int32_t prefetch) {
+void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jobs *jobs) {
     pthread_mutex_lock(&r->mutex);
     for (int32_t i = 0; i < num_jobs; i++) {
-        int32_t slot = slots[i];
+        int32_t slot = jobs->slots[i];
         job *j = &r->jobs[slot];
-        j->scans = scans, j->num_scans = num_scans, j->num_pieces = 0;
-        j->has_crc = crcs != NULL;
-        j->crc = crcs ? crcs[i] : 0;
-        for (int64_t k = (int64_t)i * num_pieces; k < (int64_t)(i + 1) * num_pieces; k++)
-            if (nbytes[k])
+        j->scans = jobs->scans, j->num_scans = jobs->num_scans, j->num_pieces = 0;
+        j->crc = jobs->crcs[i], j->check = jobs->checks[i], j->drives = jobs->drives[i] | 1u;
+        j->used = 0, j->in_flight = 0, j->failure.reason = 0;
+        for (int64_t k = (int64_t)i * jobs->num_pieces; k < (int64_t)(i + 1) * jobs->num_pieces; k++)
+            if (jobs->nbytes[k])
                 r->pieces[(int64_t)slot * r->max_pieces + j->num_pieces++] =
-                    (piece){.offset = offsets[k], .nbytes = nbytes[k], .target = targets[k], .file = files[k]};
+                    (piece){.offset = jobs->offsets[k], .nbytes = jobs->nbytes[k], .target = jobs->targets[k],
+                            .file = jobs->files[k]};
+        j->rest = (block){.slot = slot, .piece = -1};
+        advance(r, j);
         __atomic_store_n(&r->states[slot], COLIBRI_SLOT_LOADING, __ATOMIC_RELEASE);
-        append(r, slot, prefetch ? PREFETCH : DEMAND);
+        append(r, slot, jobs->prefetch ? PREFETCH : DEMAND);
     }
-    if (num_jobs > 1)
-        pthread_cond_broadcast(&r->wake);
-    else
-        pthread_cond_signal(&r->wake);
+    pthread_cond_broadcast(&r->wake);
     pthread_mutex_unlock(&r->mutex);
 }
 
@@ -347,19 +236,36 @@ void colibri_reader_failure(colibri_reader *r, int32_t slot, colibri_failure *fa
     *failure = r->jobs[slot].failure;
 }
 
+uint32_t colibri_reader_dropped(colibri_reader *r) { return __atomic_load_n(&r->dropped, __ATOMIC_ACQUIRE); }
+
+void colibri_reader_drive(colibri_reader *r, int32_t drive, int64_t *nbytes, colibri_failure *failure) {
+    pthread_mutex_lock(&r->mutex);
+    *nbytes = __atomic_load_n(&r->drive_bytes[drive], __ATOMIC_RELAXED);
+    *failure = r->drops[drive];
+    pthread_mutex_unlock(&r->mutex);
+}
+
 void colibri_reader_get_stats(colibri_reader *r, colibri_reader_stats *stats) {
     int64_t *from = (int64_t *)&r->stats, *to = (int64_t *)stats;
     for (size_t i = 0; i < sizeof *stats / sizeof *to; i++)
         to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
 }
 
+static void cancel_queued(colibri_reader *r) {
+    for (int queue = DEMAND; queue <= PREFETCH; queue++)
+        for (int32_t slot = r->first[queue]; slot >= 0; slot = r->first[queue]) {
+            job *j = &r->jobs[slot];
+            unlink_job(r, slot);
+            j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
+            if (!j->in_flight) /* else the thread that finishes its last block says so */
+                publish(r, slot, COLIBRI_SLOT_FAILED);
+        }
+}
+
 void colibri_reader_close(colibri_reader *r) {
     pthread_mutex_lock(&r->mutex);
     r->closing = 1;
-    for (int32_t slot = take(r); slot >= 0; slot = take(r)) {
-        failed(&r->jobs[slot].failure, COLIBRI_READ_CANCELLED, 0, 0, 0);
-        publish(r, slot, COLIBRI_SLOT_FAILED);
-    }
+    cancel_queued(r);
     pthread_cond_broadcast(&r->wake);
     pthread_mutex_unlock(&r->mutex);
     for (int32_t i = 0; i < r->num_threads; i++)

@@ -4,9 +4,11 @@
     python tools/train_demo.py train    --work DIR --minutes 100
     python tools/train_demo.py export   --work DIR --out DIR
     python tools/train_demo.py evaluate --work DIR --out evaluation.json
+    python tools/train_demo.py bundle   --work DIR    convert, measure, put into the package
 
 Needs torch, numpy, tokenizers and safetensors (the extra `oracle`), and for the corpus the
-clients `apt-get`, `dpkg`, `npm` and `pip`.
+clients `apt-get`, `dpkg`, `npm` and `pip`. `bundle` exports and evaluates first where that is
+older than the checkpoint, and needs Colibri with native kernels.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> None:
-    """Run one of the four commands."""
+    """Run one of the five commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="command", required=True)
     default = Path("~/.cache/colibri-demo").expanduser()
-    for name in ("corpus", "train", "export", "evaluate"):
+    for name in ("corpus", "train", "export", "evaluate", "bundle"):
         command = commands.add_parser(name)
         command.add_argument("--work", type=Path, default=default, help="working folder")
         if name == "train":
@@ -36,7 +38,9 @@ def main() -> None:
         if name == "export":
             kinds = ("float32", "bfloat16")
             command.add_argument("--dtype", choices=kinds, default="float32")
-        if name == "evaluate":
+        if name == "bundle":
+            command.add_argument("--out", type=Path, help="default: src/colibri/bundled")
+        if name in ("evaluate", "bundle"):
             command.add_argument("--windows", type=int, default=64, help="stretches a domain")
             command.add_argument("--samples", type=int, default=56, help="continuations")
     options = parser.parse_args()
@@ -52,6 +56,10 @@ def main() -> None:
         from tools.demo.export import export
 
         export(options.work, options.out, options.dtype)
+    elif options.command == "bundle":
+        from tools.demo.bundle import BUNDLED, bundle
+
+        bundle(options.work, options.out or BUNDLED, options.windows, options.samples)
     else:
         from tools.demo.evaluate import evaluate
 

@@ -2,7 +2,17 @@
 
 import sys
 
-from colibri.cli.main import main
+
+def main() -> int:
+    """Run the command line; return the exit code. Ctrl-C is heeded while it is imported too."""
+    try:
+        from colibri.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("coli: interrupted", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,10 +10,13 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
 from colibri.errors import SettingsError
 from colibri.kernels.api import Activations
+from colibri.memory.policies import EVICTIONS
+from colibri.memory.reader_config import ReaderConfig
 from colibri.models.plan import MemoryConfig
 from colibri.units import parse_bytes
 
@@ -62,6 +65,14 @@ def parse_slots(value: object) -> int | float:
         raise ValueError(wanted) from None
 
 
+def parse_switch(value: object) -> bool:
+    """Return true or false, from itself or its name."""
+    found = {"true": True, "false": False}.get(str(value).strip().lower())
+    if found is None or not isinstance(value, str | bool):
+        raise ValueError("true or false")
+    return found
+
+
 def parse_text(value: object) -> str:
     """Return a text that is not empty; paths are welcome."""
     if isinstance(value, os.PathLike):
@@ -69,6 +80,27 @@ def parse_text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("a text that is not empty")
     return value
+
+
+def parse_block(value: object) -> int:
+    """Return bytes as `parse_size` does, or 0."""
+    if value in (0, "0") and not isinstance(value, bool):
+        return 0
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from None
+
+
+def parse_paths(value: object) -> tuple[str, ...]:
+    """Return paths, from a sequence of them or a text that separates them as PATH does."""
+    if isinstance(value, str):
+        value = value.split(os.pathsep)
+    if isinstance(value, os.PathLike):
+        value = [value]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("one or more directories")
+    return tuple(map(parse_text, value))
 
 
 def one_of(*choices: str) -> Parse:
@@ -141,6 +173,61 @@ class Settings:
         "KIND",
         "What computes: native (C), reference (NumPy, slow) or auto",
     )
+    isa: str = knob(
+        "auto",
+        parse_text,
+        "NAME",
+        "Instruction set of the native kernels: auto (the fastest that runs here), or one by name "
+        "such as generic or avx2",
+    )
+
+    eviction: Literal["mixed", "lru", "lfu"] = knob(
+        "mixed",
+        one_of(*EVICTIONS),
+        "POLICY",
+        "Which expert makes room for another: mixed (a forecast, or lru where that misses less), "
+        "lru (least recently used) or lfu (least often used)",
+    )
+    warm_start: bool = knob(
+        True,
+        parse_switch,
+        "BOOL",
+        "Begin by reading the experts that earlier runs used most: true or false",
+    )
+    route_trace: str | None = knob(
+        None,
+        parse_text,
+        "FILE",
+        "Write down which experts each token chose, for `coli sim`",
+    )
+
+    mirror: tuple[str, ...] = knob(
+        (),
+        parse_paths,
+        "DIR",
+        "A copy of the model's experts on another drive, whole or made by `coli mirror stage`; may "
+        "be given several times",
+    )
+    reader_threads: int | None = knob(
+        None, parse_count, "N", "Expert reads in flight; by default as measured at first use"
+    )
+    read_block: int | None = knob(
+        None,
+        parse_block,
+        "SIZE",
+        "Bytes of one read, larger ones being split, 0 for never; by default as measured at first "
+        "use",
+    )
+    verify_reads: bool = knob(
+        True, parse_switch, "BOOL", "Check checksums of experts as they are read: true or false"
+    )
+    cache_dir: str | None = knob(
+        None,
+        parse_text,
+        "DIR",
+        "Where measurements of this machine are kept; by default colibri in the user's cache "
+        "directory",
+    )
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str] | None = None, /, **explicit: object) -> Self:
@@ -195,6 +282,27 @@ class Settings:
         return asdict(self)
 
     @property
+    def cache(self) -> Path:
+        """Where measurements and generated models of this machine are kept."""
+        if self.cache_dir is not None:
+            return Path(self.cache_dir)
+        home = os.environ.get("XDG_CACHE_HOME", "")  # its specification: relative ones are ignored
+        return (
+            Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
+        ) / "colibri"
+
+    @property
+    def reader(self) -> ReaderConfig:
+        """What the reader needs to know."""
+        return ReaderConfig(
+            threads=self.reader_threads,
+            block=self.read_block,
+            verify=self.verify_reads,
+            mirrors=tuple(map(Path, self.mirror)),
+            cache=self.cache,
+        )
+
+    @property
     def memory(self) -> MemoryConfig:
         """What the planner needs to know."""
         return MemoryConfig(
@@ -237,4 +345,4 @@ def _parsed(settings: type[Settings], name: str, value: object, shown: str) -> o
 
 
 def _shown(default: object) -> str:
-    return "–" if default is None else f"`{default}`"
+    return "–" if default in (None, ()) else f"`{default}`"

@@ -26,12 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tools.demo import corpus, export
+from tools.demo import corpus, export, held_out
+from tools.demo.held_out import CONTEXT
 from tools.demo.model import Model, layers_of
-from tools.demo.ngram import ORDER, Ngram
-
-CONTEXT = 512
-"""Positions that only give context before the CONTEXT that are scored."""
+from tools.demo.ngram import Ngram
 
 KNOCKED = 10
 PROMPT = 32
@@ -47,17 +45,11 @@ class Windows:
     @staticmethod
     def of(tokens: NDArray[np.uint16], limit: int) -> Windows:
         """At most `limit` stretches, evenly spaced, their scored parts disjoint."""
-        span = 2 * CONTEXT + 1
-        rows = max(1, min(limit, (len(tokens) - span) // CONTEXT + 1))
-        starts = np.linspace(0, len(tokens) - span, rows).astype(int)
-        stacked = np.stack([tokens[s : s + span].astype(np.int64) for s in starts])
-        return Windows(torch.from_numpy(stacked))
+        return Windows(torch.from_numpy(held_out.windows(tokens, limit)))
 
     def ngram_loss(self, ngram: Ngram) -> float:
         """Loss of the n-gram model on the scored positions, nats a token."""
-        first = CONTEXT + 1 - (ORDER - 1)
-        total = [ngram.loss(row[first:].numpy().astype(np.uint16)) for row in self.ids]
-        return float(np.mean(total))
+        return held_out.ngram_loss(ngram, self.ids.numpy())
 
 
 @torch.no_grad()
@@ -218,22 +210,7 @@ def classify_samples(
     return {"number": number, "right": right, "right_for_real_text": real, "samples": rows}
 
 
-# --------------------------------------------------------------------------- balance, rounding
-
-
-def balance(usage: NDArray[np.float64]) -> dict[str, Any]:
-    """Evenness of the load: usage [D, L, E], each [D, L] summing to one, domains equal."""
-    heat = usage.mean(0) * usage.shape[2]
-    shares = usage / usage.sum(0, keepdims=True)
-    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(0)
-    return {
-        "coefficient_of_variation": [float(v) for v in heat.std(1)],
-        "mean_coefficient_of_variation": float(heat.std(1).mean()),
-        "max_over_mean": float(heat.max()),
-        "min_over_mean": float(heat.min()),
-        "within_domain_coefficient_of_variation": float((usage * usage.shape[2]).std(2).mean()),
-        "domains_an_expert_serves": float(np.exp(entropy).mean()),
-    }
+# ---------------------------------------------------------------------------------- rounding
 
 
 def rounded(w: Tensor, group: int = 64) -> Tensor:
@@ -295,7 +272,7 @@ def evaluate(work: Path, out: Path, limit: int, number: int) -> None:
         "training": facts,
         "held_out": table,
         "beats_ngram": all(r["loss"]["model"] < r["loss"]["ngram"] for r in table.values()),
-        "balance": balance(shares),
+        "balance": held_out.balance(shares),
         "knock_out": knock_out(model, judged, shares, base),
         "rounding_kl": rounding(model, work, windows),
         "samples": classify_samples(model, work, held, number),

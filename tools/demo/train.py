@@ -54,6 +54,19 @@ class Recipe:
     decay: float = 0.1
     clip: float = 1.0
     balance: float = 0.02
+    # Domains are drawn by the square root of their size; after these steps by these odds, which
+    # favour those that a 5-gram model is best at: much repeats itself in code and manuals.
+    mix_from: int = 600
+    mix: tuple[tuple[str, float], ...] = (
+        ("bible", 0.11),
+        ("shakespeare", 0.11),
+        ("melville", 0.06),
+        ("austen", 0.08),
+        ("speeches", 0.15),
+        ("python", 0.24),
+        ("german", 0.13),
+        ("french", 0.12),
+    )
     eval_every: int = 250
     eval_rows: int = 8
 
@@ -97,7 +110,10 @@ def batch(data: dict[str, NDArray[np.uint16]], recipe: Recipe, step: int) -> Ten
     long = step % recipe.long_every == recipe.long_every - 1
     length = recipe.long_length if long else recipe.length
     names = list(data)
-    odds = np.sqrt([len(data[name]) for name in names])
+    if step < recipe.mix_from:
+        odds = np.sqrt([len(data[name]) for name in names])
+    else:
+        odds = np.asarray([dict(recipe.mix)[name] for name in names])
     rows = recipe.tokens_a_step // length
     # Systematic sampling: each batch holds every domain as nearly in proportion as it can.
     at = (np.arange(rows) + rng.random()) / rows

@@ -11,7 +11,7 @@ A container is a directory of plain safetensors files whose data starts at a mul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from colibri.checkpoint.container_manifest import (
     MANIFEST,
     PROGRESS,
     Dense,
-    FileRecord,
     Manifest,
     layer_file,
 )
@@ -104,22 +103,6 @@ class Container:
         """CRC-32C `[E]` of a layer's records."""
         return read_tensor(self.checksums[layer]).view("<u4").astype(np.uint32)
 
-    def verify(self, progress: Callable[[str], None] | None = None) -> None:
-        """Hash every file; `progress` is told each name before.
-
-        Raises:
-            CheckpointError: a file is not the one that was written.
-        """
-        for name, wanted in self.manifest.files.items():
-            if progress is not None:
-                progress(name)
-            found = FileRecord.of(self.directory / name)
-            if found != wanted:
-                raise CheckpointError(
-                    f"{self.directory / name}: wanted SHA-256 {wanted.sha256}, found"
-                    f" {found.sha256}: the file is damaged; fetch it again or convert again"
-                )
-
     def _check_request(self, request: ExpertLayer) -> None:
         found = self.manifest.num_experts.get(request.layer, 0)
         if found < request.num_experts:
@@ -159,7 +142,7 @@ class Container:
 def open_container(directory: Path) -> Container | None:
     """Open the container in a directory; None where there is no `colibri.json`.
 
-    Headers and sizes are checked; hashes only by `Container.verify`.
+    Headers and sizes are checked; contents only by `verify.verify_container`.
 
     Raises:
         CheckpointError: the manifest is broken, or a file contradicts it.

@@ -79,6 +79,7 @@ class ConvertReport:
         directory: the container.
         num_layers: MoE layers in it.
         num_kept_layers: those that an earlier, interrupted run had finished.
+        source_bytes: bytes of the files that were read.
         total_bytes: bytes of experts and dense tensors.
         elapsed_s: the time of this run.
     """
@@ -86,8 +87,14 @@ class ConvertReport:
     directory: Path
     num_layers: int
     num_kept_layers: int
+    source_bytes: int
     total_bytes: int
     elapsed_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller it became."""
+        return self.source_bytes / max(self.total_bytes, 1)
 
 
 def convert(
@@ -130,8 +137,14 @@ def convert(
     ) as writer:
         kept = job.run(writer)
         writer.finish(checkpoint.config, companions(checkpoint.directory))
-    elapsed = time.monotonic() - began
-    return ConvertReport(destination, len(layouts), kept, job.total_bytes, elapsed)
+    return ConvertReport(
+        directory=destination,
+        num_layers=len(layouts),
+        num_kept_layers=kept,
+        source_bytes=sum(path.stat().st_size for path in _files(checkpoint)),
+        total_bytes=job.total_bytes,
+        elapsed_s=time.monotonic() - began,
+    )
 
 
 def companions(directory: Path) -> list[Path]:
@@ -235,14 +248,18 @@ def _matrix(shape: tuple[int, ...]) -> Shape:
     return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
 
 
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    """The files that hold its tensors."""
+    files = {spec.file for spec in checkpoint.tensors.values()}
+    if checkpoint.container is not None:
+        files |= {checkpoint.directory / name for name in checkpoint.container.manifest.files}
+    return sorted(files)
+
+
 def _fingerprint(checkpoint: Checkpoint) -> str:
     """Names, sizes and times of the files that are read: whether a source is still the same."""
-    container = checkpoint.container
-    files = {spec.file for spec in checkpoint.tensors.values()}
-    if container is not None:
-        files |= {checkpoint.directory / name for name in container.manifest.files}
     digest = hashlib.sha256(repr(sorted(checkpoint.config.items(), key=str)).encode())
-    for path in sorted(files):
+    for path in _files(checkpoint):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -63,12 +63,12 @@ class Checkpoint:
         if not directory.is_dir():
             problem = "not a directory" if directory.exists() else "there is no such directory"
             raise CheckpointError(f"{directory}: {problem}; name the folder of a checkpoint")
+        container = open_container(directory)  # an unfinished one has no config.json yet
         if not (directory / "config.json").is_file():
             raise CheckpointError(
                 f"{directory}: no config.json; name the folder that holds it and the weights"
             )
         config = read_config(directory / "config.json")
-        container = open_container(directory)
         with _no_garbage():
             if container is not None:
                 tensors, shards = _read_container(directory, container)

@@ -1,4 +1,4 @@
-"""Holds the contents of a container against its checksums, each file read once."""
+"""Holds the contents of a container against its checksums; every file is read once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,87 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+
+import numpy as np
 
 from colibri.checkpoint.container import Container
 from colibri.checkpoint.container_manifest import layer_file
 from colibri.checkpoint.crc32c import crc32c
 from colibri.errors import CheckpointError
-from colibri.formats import as_bytes
+from colibri.formats import Bytes
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-_PIECE = 4 << 20
+_PIECE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was read and found to agree.
+
+    Attributes:
+        num_files: safetensors files.
+        nbytes: bytes in them.
+        num_records: experts whose checksum was compared.
+    """
+
+    num_files: int
+    nbytes: int
+    num_records: int
+
+
+def verify_container(
+    container: Container, progress: Callable[[int, int], None] | None = None
+) -> Verified:
+    """Compare each file's SHA-256 and each record's CRC-32C with what was written.
+
+    Args:
+        container: an opened container, whose sizes and headers agree already.
+        progress: told bytes done and bytes in all.
+
+    Raises:
+        CheckpointError: names the first file, and where it is one the expert, that is damaged.
+    """
+    files = container.manifest.files
+    layers = {layer_file(layer): layer for layer in container.records}
+    done, total = 0, sum(record.nbytes for record in files.values())
+    for name, wanted in files.items():
+        digest = hashlib.sha256()
+        for piece in (
+            _checked(container, layers[name])
+            if name in layers
+            else _plain(container.directory / name)
+        ):
+            digest.update(piece.data)
+            done += piece.nbytes
+            if progress is not None:
+                progress(done, total)
+        if digest.hexdigest() != wanted.sha256:
+            raise CheckpointError(
+                f"{container.directory / name}: wanted SHA-256 {wanted.sha256}, found"
+                f" {digest.hexdigest()}: the file is damaged; fetch it again or convert again"
+            )
+    records = sum(len(records) for records in container.records.values())
+    return Verified(len(files), total, records)
+
+
+def _plain(path: Path) -> Iterator[Bytes]:
+    """A file piece by piece."""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield np.frombuffer(piece, np.uint8)
+
+
+def _checked(container: Container, layer: int) -> Iterator[Bytes]:
+    """A layer's file: its header, then record by record, each compared with its checksum."""
+    path, specs = container.directory / layer_file(layer), container.records[layer]
+    checksums = container.read_checksums(layer).tolist()
+    with path.open("rb") as file:
+        yield np.frombuffer(file.read(specs[0].offset), np.uint8)
+        for expert, (spec, wanted) in enumerate(zip(specs, checksums, strict=True)):
+            record = np.frombuffer(file.read(spec.nbytes), np.uint8)
+            found = crc32c(record)
+            if found != wanted:
+                raise CheckpointError(
+                    f"{path}: layer {layer}, expert {expert}: wanted CRC-32C {wanted:08x}, found"
+                    f" {found:08x}: the file is damaged; fetch it again or convert again"
+                )
+            yield record

@@ -12,7 +12,7 @@ import typer
 from colibri.cli.interrupt import interruptible
 from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
-from colibri.cli.report import footer
+from colibri.cli.report import footer, say_notes
 from colibri.cli.run import show
 from colibri.engine.session import Session
 from colibri.errors import ColibriError, ContextLengthError
@@ -25,6 +25,9 @@ HELP = """\
 /system [TEXT]   begin a new conversation with this system message; without TEXT, with none
 /quit            leave (Ctrl-D does it too)
 Ctrl-C stops an answer. On a terminal, Alt-Enter begins a new line."""
+
+CONTINUATION = 100
+"""Tokens of a reply of a model that has no chat template, where `--max-tokens` is not given."""
 
 SYSTEM = Annotated[str | None, typer.Option("--system", help="System message.")]
 ReadLine = Callable[[], str]
@@ -39,8 +42,14 @@ def chat(system: SYSTEM = None, *, settings: Settings, sampling: dict[str, Any])
         reporter.close()
         with llm, llm.open_session() as session:
             if not llm.has_chat_template:
-                say("This model has no chat template: it continues what you write.")
+                # It has no end of turn, and would go on to the end of the context.
+                sampling = {"max_tokens": CONTINUATION, **given(sampling)}
+                say(
+                    "This model has no chat template: it is no assistant and continues what you "
+                    f"write, {sampling['max_tokens']} tokens at a time."
+                )
             Conversation(llm, session, reporter, sampling, system).run(line_reader())
+        say_notes(llm)
 
 
 @dataclass
@@ -122,6 +131,11 @@ class Conversation:
         completion = show(stream, self.reporter)
         say(footer(completion, self.llm.metrics()))
         return completion.text or ""
+
+
+def given(sampling: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that have a value."""
+    return {name: value for name, value in sampling.items() if value is not None}
 
 
 def line_reader() -> ReadLine:

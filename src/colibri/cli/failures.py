@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import typer
 
-from colibri.errors import Cancelled, ColibriError
+from colibri.errors import BudgetError, Cancelled, ColibriError
 
 BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+OS_EXIT_CODE = 74  # EX_IOERR
 PIPE_EXIT_CODE = 128 + 13  # as a shell reports a process that died of SIGPIPE
 
 
@@ -27,6 +28,15 @@ def reported(debug: bool) -> Iterator[None]:
     except BrokenPipeError:
         _silence_stdout()
         raise typer.Exit(PIPE_EXIT_CODE) from None
+    except MemoryError as error:
+        _trace(debug)
+        _say(f"error: out of memory ({error}): lower `ram`, or what was asked of it")
+        raise typer.Exit(BudgetError.exit_code) from None
+    except OSError as error:
+        _trace(debug)
+        _drain_stdout()
+        _say(f"error: {error}")
+        raise typer.Exit(OS_EXIT_CODE) from None
     except ColibriError as error:
         _trace(debug)
         _say(f"error: {error}")
@@ -51,6 +61,13 @@ def _say(message: str) -> None:
 def _trace(debug: bool) -> None:
     if debug:
         traceback.print_exc(file=sys.stderr)
+
+
+def _drain_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:  # it is what failed
+        _silence_stdout()
 
 
 def _silence_stdout() -> None:

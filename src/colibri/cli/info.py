@@ -14,7 +14,14 @@ from rich.table import Table
 from colibri.checkpoint.index import Checkpoint
 from colibri.cli.options import MODEL_ARGUMENT, with_settings
 from colibri.kernels import why_reference
+from colibri.kernels.api import Kernels
+from colibri.kernels.cpus import affinity_mask
+from colibri.kernels.native import NativeKernels
 from colibri.llm.loading import find_model, make_kernels
+from colibri.memory.devices import Reading
+from colibri.memory.mirror import open_mirrors
+from colibri.memory.numa import find_placement
+from colibri.memory.opening import known_reading
 from colibri.models.description import Description
 from colibri.settings import Settings
 from colibri.text import ChatTemplate, Tokenizer
@@ -32,9 +39,8 @@ def info(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
     facts = {
         **facts_of_model(description),
         **facts_of_text(description),
-        "kernels": kernels.name,
-        "activations": kernels.activations,
-        "why_reference": why_reference(),
+        **facts_of_reading(description, settings),
+        **facts_of_kernels(kernels),
     }
     if as_object:
         print(json.dumps(facts))
@@ -73,6 +79,28 @@ def facts_of_model(description: Description) -> dict[str, Any]:
     }
 
 
+def facts_of_reading(description: Description, settings: Settings) -> dict[str, Any]:
+    """How experts would be read, from where, and where slots would lie."""
+    index, config = description.experts, settings.reader
+    known = known_reading(index, config.cache) if index.files else None
+    reading = known or Reading()
+    placement = find_placement()
+    return {
+        "reader": {
+            "direct": reading.direct,
+            "threads": config.threads or reading.threads,
+            "block": reading.block if config.block is None else config.block,
+            "bytes_per_s": reading.bytes_per_s or None,
+            "measured": known is not None,
+        },
+        "mirrors": [
+            {"directory": str(found.directory), "num_experts": int(found.present.sum())}
+            for found in open_mirrors(config.mirrors, index)
+        ],
+        "memory_nodes": None if placement is None else str(placement),
+    }
+
+
 def facts_of_text(description: Description) -> dict[str, Any]:
     """Tokenizer and chat template."""
     directory = description.checkpoint.directory
@@ -82,6 +110,19 @@ def facts_of_text(description: Description) -> dict[str, Any]:
         "tokenizer": None if tokenizer is None else tokenizer.vocab_size,
         "chat_template": template is not None,
         "eos_ids": [] if tokenizer is None else sorted(tokenizer.eos_ids),
+    }
+
+
+def facts_of_kernels(kernels: Kernels) -> dict[str, Any]:
+    """What would compute, and on which processors."""
+    native = kernels if isinstance(kernels, NativeKernels) else None
+    return {
+        "kernels": kernels.name,
+        "isa": None if native is None else native.isa,
+        "threads": None if native is None else native.threads,
+        "cpu_mask": affinity_mask(),
+        "activations": kernels.activations,
+        "why_reference": why_reference(),
     }
 
 
@@ -105,8 +146,30 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tokenizer", "none: opens for token ids" if tokens is None else f"{tokens:,} tokens"
     yield "chat template", "yes" if facts["chat_template"] else "none: continues text"
     yield "kernels", f"{facts['kernels']}, activations {facts['activations']}"
+    if facts["isa"]:
+        yield "processor", _processor(facts)
     if facts["why_reference"]:
         yield "", f"no native ones: {facts['why_reference']}"
+    yield "reader", _reader(facts["reader"])
+    for mirror in facts["mirrors"]:
+        yield "mirror", f"{mirror['directory']}, {mirror['num_experts']:,} experts"
+    if facts["memory_nodes"]:
+        yield "expert slots", facts["memory_nodes"]
+
+
+def _reader(reader: dict[str, Any]) -> str:
+    kind = "direct" if reader["direct"] else "buffered"
+    block = f"in blocks of {format_bytes(reader['block'])}" if reader["block"] else "whole"
+    how = f"{kind}, {reader['threads']} at a time, {block}"
+    if not reader["measured"]:
+        return f"{how} (large models are measured at first use)"
+    return f"{how}; measured {format_bytes(reader['bytes_per_s'])}/s"
+
+
+def _processor(facts: dict[str, Any]) -> str:
+    threads, mask = facts["threads"], facts["cpu_mask"]
+    where = "" if mask is None else f" on CPU {mask}"
+    return f"{facts['isa']}, {threads} thread{'' if threads == 1 else 's'}{where}"
 
 
 def _in_billions(count: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,15 @@ import typer
 from colibri.cli.failures import reported
 from colibri.errors import SettingsError
 from colibri.llm.defaults import GenerationDefaults
+from colibri.llm.loading import uses_bundled
 from colibri.settings import Settings, flag_of, variable_of
 
 Command = Callable[..., None]
+
+NOTICE = (
+    "no model named: using the bundled demo model, a small one that continues text and is no "
+    "assistant (--model or COLIBRI_MODEL names another)"
+)
 
 MODEL_ARGUMENT = Annotated[
     str | None, typer.Argument(metavar="[MODEL]", help="Directory of the checkpoint.")
@@ -44,17 +51,39 @@ def with_settings(function: Command) -> Command:
     The command takes `settings: Settings`. One that declares `path` has the model as positional
     argument too.
     """
-    own = [p for n, p in _parameters(function).items() if n != "settings"]
-    flags = [_settings_flag(field.name) for field in Settings.knobs()]
+    return _with_knobs(function, Settings.names())
+
+
+def with_model(function: Command) -> Command:
+    """`with_settings` for a command that needs no other setting than the model."""
+    return _with_knobs(function, ("model",))
+
+
+def with_environment(function: Command) -> Command:
+    """Report a command's failures; its settings come from the environment alone, if it asks."""
+    return _with_knobs(function, ())
+
+
+def _with_knobs(function: Command, names: Sequence[str]) -> Command:
+    parameters = _parameters(function)
+    own = [p for name, p in parameters.items() if name != "settings"]
+    flags = [_settings_flag(name) for name in names]
     debug = _option("debug", bool, "Show where an error comes from.", default=False)
 
     @wraps(function)
     def command(**values: Any) -> None:
         with reported(values.pop("debug")):
-            given = {name: values.pop(name) for name in Settings.names()}
+            # A flag that may be repeated is an empty list where it is not given.
+            given = {name: None if values[name] == [] else values[name] for name in names}
+            values = {name: value for name, value in values.items() if name not in given}
             if "path" in values:
                 given["model"] = _one_model(values.pop("path"), given["model"])
-            function(settings=Settings.resolve(**given), **values)
+            settings = Settings.resolve(**given)
+            if "settings" in parameters:
+                values["settings"] = settings
+            if "model" in names and uses_bundled(settings):
+                print(NOTICE, file=sys.stderr, flush=True)
+            function(**values)
 
     return _with_signature(command, [*own, *flags, debug])
 
@@ -93,10 +122,11 @@ def _with_signature(command: Command, parameters: list[inspect.Parameter]) -> Co
 
 def _settings_flag(name: str) -> inspect.Parameter:
     field = next(field for field in Settings.knobs() if field.name == name)
-    shown = "" if field.default is None else f" Default: {field.default}."
+    repeated = isinstance(field.default, tuple)
+    shown = "" if repeated or field.default is None else f" Default: {field.default}."
     return _option(
         name,
-        str | None,
+        list[str] | None if repeated else str | None,
         f"{field.metadata['help']} ({variable_of(name)}).{shown}",
         metavar=field.metadata["metavar"],
         panel="Settings",

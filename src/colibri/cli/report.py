@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from colibri.engine.metrics import Metrics
@@ -23,6 +24,12 @@ def footer(completion: Completion, totals: Metrics) -> str:
         f"peak {format_bytes(totals.peak_rss_bytes)} of {format_bytes(totals.ram_budget_bytes)}",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def say_notes(llm: LLM) -> None:
+    """Tell, on stderr, what did not work and does no harm."""
+    for note in llm.notes:
+        print(f"coli: note: {note}", file=sys.stderr)
 
 
 def as_json(completion: Completion, llm: LLM) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from colibri.cli.interrupt import interruptible
 from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
-from colibri.cli.report import as_json, footer
+from colibri.cli.report import as_json, footer, say_notes
 from colibri.engine.request import FinishReason
 from colibri.errors import Cancelled, RequestError
 from colibri.llm import LLM, Completion, Stream
@@ -54,6 +55,7 @@ def run(
                 print(json.dumps(as_json(completion, llm)), flush=True)
             else:
                 print(footer(completion, llm.metrics()), file=sys.stderr)
+        say_notes(llm)
     if completion.finish_reason is FinishReason.CANCELLED:
         raise typer.Exit(Cancelled.exit_code)
 
@@ -61,17 +63,23 @@ def run(
 def read_prompt(prompt: str | None) -> str:
     """The argument, else all of stdin but its last line end, unless that is a terminal.
 
+    Both are UTF-8 whatever the locale says.
+
     Raises:
-        RequestError: there is neither, or stdin is no text.
+        RequestError: there is neither, or it is no text.
     """
     if prompt is not None:
-        return prompt
+        return _decoded(os.fsencode(prompt), "the prompt")
     if sys.stdin is None or sys.stdin.isatty():
         raise RequestError("there is no prompt: give one as argument, or through stdin")
+    return _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+
+
+def _decoded(data: bytes, name: str) -> str:
     try:
-        return sys.stdin.read().removesuffix("\n")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"stdin is no text: {error}") from None
+        raise RequestError(f"{name} is no text: {error}") from None
 
 
 def start(llm: LLM, text: str, *, ids: bool, chat: bool, options: Any) -> Stream:

@@ -33,9 +33,8 @@ class _Range(NamedTuple):
         return above and value <= self.high
 
     def __str__(self) -> str:
-        low = f"{'more than' if self.open_low else 'at least'} {self.low:g}"
-        bounded = math.isfinite(self.high) and self.high != _ANY_COUNT
-        return f"{low} and at most {self.high:g}" if bounded else low
+        low = f"{'more than' if self.open_low else 'at least'} {self.low}"
+        return f"{low} and at most {self.high}" if math.isfinite(self.high) else f"{low} and finite"
 
 
 _FLOATS = {

@@ -17,6 +17,8 @@ from colibri.errors import NumericsError
 Logits = NDArray[np.float64]  # [V]
 Transform = Callable[[Logits], Logits]
 
+_LARGEST = 1e300
+
 
 class Sampler:
     """Chooses the tokens of one reply.
@@ -97,8 +99,10 @@ def softmax(logits: Logits) -> Logits:
 
 def penalize_seen(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
     """Divide positive and multiply negative logits of the tokens in `seen [V]`."""
-    penalized = np.where(logits > 0, logits / penalty, logits * penalty)
-    return np.where(seen, penalized, logits)
+    with np.errstate(over="ignore"):
+        penalized = np.where(logits > 0, logits / penalty, logits * penalty)
+    # Finite, so that differences of two stay numbers whatever the penalty is.
+    return np.where(seen, np.clip(penalized, -_LARGEST, _LARGEST), logits)
 
 
 def divide_by_temperature(logits: Logits, temperature: float) -> Logits:

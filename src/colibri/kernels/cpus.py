@@ -25,6 +25,17 @@ def affinity_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def affinity_mask() -> str | None:
+    """Numbers of these CPUs as `taskset -c` takes them, such as `0-3,8`; None if not to be had."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cpus = sorted(os.sched_getaffinity(0))
+    starts = [cpu for cpu in cpus if cpu - 1 not in cpus]
+    ends = [cpu for cpu in cpus if cpu + 1 not in cpus]
+    runs = zip(starts, ends, strict=True)
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def cgroup_cpus(root: Path, groups: Path) -> int | None:
     """CPUs that the process's control groups grant, rounded up; None without a limit.
 

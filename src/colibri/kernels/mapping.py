@@ -51,11 +51,15 @@ class Mapping:
         """Give the memory back at once. Arrays that still look at it stay valid and read zeros."""
         self._advise("MADV_DONTNEED")
 
-    def _advise(self, name: str) -> None:
-        advice = getattr(mmap, name, None)
-        if advice is not None and self._size:
+    def discard(self, start: int, nbytes: int) -> None:
+        """Give back whole pages; they read zeros, and take memory again when they are touched."""
+        self._advise("MADV_DONTNEED", start, nbytes)
+
+    def _advise(self, name: str, start: int = 0, nbytes: int | None = None) -> None:
+        advice, size = getattr(mmap, name, None), self._size if nbytes is None else nbytes
+        if advice is not None and size:
             with suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(advice, self._start, self._size)
+                self._map.madvise(advice, self._start + start, size)
 
 
 def mapping_nbytes(nbytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -80,11 +80,18 @@ class Stream:
     Where it outlives the loop over it, use it in a `with`, or `close` it.
     """
 
-    def __init__(self, generation: Generation, text: ReplyText | None) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        text: ReplyText | None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        """`ended` is called once, when the reply has ended in whatever way."""
         self._generation = generation
         self._text = text
         self._shown: list[str] = []
-        self._chunks = self._run(generation, text, self._shown)
+        chunks = self._run(generation, text, self._shown)
+        self._chunks = chunks if ended is None else _then(chunks, ended)
 
     def __iter__(self) -> Self:
         return self
@@ -144,3 +151,12 @@ class Stream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _then(
+    chunks: Generator[Chunk, None, None], ended: Callable[[], None]
+) -> Generator[Chunk, None, None]:
+    try:
+        yield from chunks
+    finally:
+        ended()

@@ -26,7 +26,10 @@ class GenerationDefaults:
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.sampling: dict[str, Any] = {}
-        if config.get("do_sample") is True:
+        do_sample = config.get("do_sample")
+        if not isinstance(do_sample, bool | None):
+            raise CheckpointError(f"{path}: do_sample is {do_sample!r}: it must be true or false")
+        if do_sample:
             given = {k: config[k] for k in _SAMPLING if config.get(k) is not None}
             self.sampling = {"temperature": 1.0, **given}
         self.eos_ids = token_ids(config.get("eos_token_id"), f"{path}: eos_token_id")
@@ -77,6 +80,6 @@ def token_ids(value: object, name: str) -> frozenset[int]:
         CheckpointError: something else.
     """
     listed = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+    if not all(type(token) is int and token >= 0 for token in listed):
         raise CheckpointError(f"{name} is {value!r}: it must be a token id or a list of them")
     return frozenset(listed)

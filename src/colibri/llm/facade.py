@@ -16,8 +16,10 @@ from colibri.engine.metrics import ExpertCounts, Metrics
 from colibri.engine.session import Session
 from colibri.errors import RequestError, TextError
 from colibri.llm.completion import Completion, ReplyText, Stream
+from colibri.llm.heat_keeper import HeatKeeper
 from colibri.llm.loading import LoadProgress, Prepared, open_model
 from colibri.llm.options import RequestOptions, Stop, check_names
+from colibri.llm.route_trace import RouteTrace, TracedModel
 from colibri.models.model import Model
 from colibri.models.plan import Plan
 from colibri.settings import Settings
@@ -32,9 +34,16 @@ class LLM:
     Requests of several threads are served one after another.
     """
 
-    def __init__(self, prepared: Prepared, model: Model) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        model: Model,
+        heat: HeatKeeper | None = None,
+        route_trace: RouteTrace | None = None,
+    ) -> None:
         self.prepared = prepared
         self._model: Model | None = model
+        self._heat, self._route_trace = heat, route_trace
         limits = EngineLimits(
             vocab_size=prepared.config.vocab_size,
             context_length=prepared.plan.context_length,
@@ -42,7 +51,8 @@ class LLM:
             eos_ids=prepared.eos_ids,
             ram_budget_bytes=prepared.plan.budget_bytes,
         )
-        self._engine = Engine(model, model.kv.open_state, _counts_of(model), limits)
+        runner = model if route_trace is None else TracedModel(model, route_trace)
+        self._engine = Engine(runner, model.kv.open_state, _counts_of(model), limits)
 
     @classmethod
     def open(
@@ -73,7 +83,8 @@ class LLM:
     @classmethod
     def from_settings(cls, settings: Settings, progress: LoadProgress | None = None) -> Self:
         """Open what the settings say; see `open`."""
-        return cls(*open_model(settings, progress))
+        opened = open_model(settings, progress)
+        return cls(opened.prepared, opened.model, opened.heat, opened.route_trace)
 
     @property
     def settings(self) -> Settings:
@@ -188,6 +199,11 @@ class LLM:
         """Everything since the model was opened."""
         return self._running().metrics()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What did not work and does no harm, such as a heat file that cannot be written."""
+        return () if self._heat is None else self._heat.notes
+
     def plan(self) -> Plan:
         """How the memory budget was divided."""
         return self.prepared.plan
@@ -197,6 +213,10 @@ class LLM:
         model, self._model = self._model, None
         if model is not None:
             self._engine.close()
+            if self._heat is not None:
+                self._heat.save()
+            if self._route_trace is not None:
+                self._route_trace.close()
             model.close()
 
     def _start(
@@ -216,7 +236,7 @@ class LLM:
         generation = self._running().generate(
             ids, params, session=session, progress=progress, cancelled=cancelled
         )
-        return Stream(generation, text)
+        return Stream(generation, text, None if self._heat is None else self._heat.save)
 
     def _tokenizer(self, wanted_for: str) -> Tokenizer:
         tokenizer = self.prepared.tokenizer

@@ -11,6 +11,8 @@ from colibri.checkpoint.index import Checkpoint
 from colibri.errors import SettingsError
 from colibri.kernels.api import Activations, Kernels
 from colibri.llm.defaults import GenerationDefaults, token_ids
+from colibri.llm.heat_keeper import HeatKeeper, open_usage
+from colibri.llm.route_trace import RouteTrace
 from colibri.memory.budget import malloc_trim, process_rss
 from colibri.models.config import BaseConfig
 from colibri.models.description import Description
@@ -53,9 +55,43 @@ class Prepared:
         text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
         return own | self.defaults.eos_ids | text
 
-    def load(self, progress: LoadProgress | None = None) -> Model:
-        """Carry out the plan."""
-        return load_model(self.description, self.plan, self.kernels, progress)
+    def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper]:
+        """Carry out the plan, and begin to read what earlier runs used most."""
+        usage = open_usage(self.description)
+        model = load_model(
+            self.description,
+            self.plan,
+            self.kernels,
+            progress,
+            eviction=self.settings.eviction,
+            heat=usage.counts,
+            reader=self.settings.reader,
+        )
+        if self.settings.warm_start:
+            model.store.warm(usage.counts)
+        return model, HeatKeeper(usage, model.store)
+
+    def route_trace(self) -> RouteTrace | None:
+        """The file that the settings want routing written to.
+
+        Raises:
+            SettingsError: it cannot be written.
+        """
+        if self.settings.route_trace is None:
+            return None
+        limits = self.description.blueprint.limits(1)
+        return RouteTrace(
+            Path(self.settings.route_trace),
+            str(self.directory),
+            [layout.layer for layout in self.description.experts.layers],
+            (limits.num_experts, limits.num_experts_per_tok),
+            self.plan.record_bytes,
+        )
+
+
+def uses_bundled(settings: Settings) -> bool:
+    """Whether no model is named and one came with the package."""
+    return settings.model is None and (BUNDLED / "config.json").is_file()
 
 
 def find_model(settings: Settings) -> Path:
@@ -66,7 +102,7 @@ def find_model(settings: Settings) -> Path:
     """
     if settings.model is not None:
         return Path(settings.model)
-    if (BUNDLED / "config.json").is_file():
+    if uses_bundled(settings):
         return BUNDLED
     raise SettingsError(
         "no model is named, and none came with this installation: name a checkpoint's directory "
@@ -94,7 +130,17 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(settings, description, tokenizer, template, defaults, kernels, plan)
 
 
-def open_model(settings: Settings, progress: LoadProgress | None = None) -> tuple[Prepared, Model]:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model in memory and what belongs to it."""
+
+    prepared: Prepared
+    model: Model
+    heat: HeatKeeper | None = None
+    route_trace: RouteTrace | None = None
+
+
+def open_model(settings: Settings, progress: LoadProgress | None = None) -> Opened:
     """Prepare and load; large checkpoints take their time for both."""
     if progress is None:
         prepared = prepare(settings)
@@ -103,7 +149,9 @@ def open_model(settings: Settings, progress: LoadProgress | None = None) -> tupl
         progress(stage, 0, 1)
         prepared = prepare(settings)
         progress(stage, 1, 1)
-    return prepared, prepared.load(progress)
+    route_trace = prepared.route_trace()
+    model, heat = prepared.load(progress)
+    return Opened(prepared, model, heat, route_trace)
 
 
 def make_kernels(settings: Settings) -> Kernels:
@@ -115,7 +163,9 @@ def make_kernels(settings: Settings) -> Kernels:
     """
     wanted = settings.activations
     coding = wanted or Activations.INT16
-    made = kernel_library.make_kernels(settings.kernels, settings.threads, coding)
+    made = kernel_library.make_kernels(
+        settings.kernels, settings.threads, coding, settings.isa
+    )
     if wanted is not None and made.activations != wanted:
         raise SettingsError(
             f"activations is {wanted}, but the {made.name} kernels compute with "

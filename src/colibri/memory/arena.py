@@ -27,6 +27,7 @@ class Arena:
         ranges: the slots of each class.
         parts: `[num_slots, 3]` int64, where gate, up and down of the record in a slot start.
         states: `[num_slots]` int32.
+        touched: `[num_slots]` whether a slot takes memory, as its owner marks it.
         words: `[num_slots + 1]`, the states and a word that stays EMPTY, where slot -1 looks.
     """
 
@@ -46,11 +47,21 @@ class Arena:
         self.parts: NDArray[np.int64] = np.zeros((len(ends), 3), np.int64)
         self.words: Ints = np.full(len(ends) + 1, EMPTY, np.int32)
         self.states: Ints = self.words[:-1]
+        self.touched = np.zeros(len(ends), bool)
 
     @property
     def num_slots(self) -> int:
         """Slots of all classes together."""
         return len(self.states)
+
+    def discard(self, slots: NDArray[np.int64]) -> None:
+        """Give the memory of `slots [n]` (ascending) back until they are touched again."""
+        for run in np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1):
+            if len(run):
+                start, last = int(self.bases[run[0]]), int(run[-1])
+                stop = self.bases[last + 1] if last + 1 < self.num_slots else self.data.size
+                self._mapping.discard(start, int(stop) - start)
+        self.touched[slots] = False
 
     def close(self) -> None:
         """Give the memory back, after the reader has stopped. Views stay valid and read zeros."""

@@ -20,10 +20,14 @@ class Directory:
             self._put(keys, np.arange(len(keys)))
             self._size = len(keys)
 
+    def missing(self, keys: Keys) -> int:
+        """How many of `keys` are not there."""
+        return int(np.count_nonzero(self._place[keys] < 0))
+
     def access(self, keys: Keys, ranking: Ranking) -> int:
         """Use `keys [n]` (n <= capacity, all different) at once; how many were missed.
 
-        Comes before the ranking is told of the use.
+        The ranking has been told of the use.
         """
         places = self._place[keys]
         present = places >= 0

@@ -8,6 +8,7 @@ techniques for storage hierarchies"). `policies_duel` gives that up for the bett
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -26,6 +27,8 @@ class Policy(Protocol):
     def touch(self, keys: Keys, missed: int = 0) -> None:
         """Experts `keys [n]`, all different and of one layer, are used now.
 
+        It comes before room is made for those that are not there: whoever gives way to them is
+        chosen knowing what this layer used, and what it did not.
         `missed` of them were not kept since their last use: they had to be read, on demand or
         ahead of it. The array stays as it is from now on.
         """
@@ -78,12 +81,16 @@ class LRU:
         """The n oldest; experts that were never touched go first."""
         return lowest(n, self._ages[allowed])
 
-    def missed(self, keys: Keys, capacity: int) -> int:
-        """How many of `keys` are not among the `capacity` experts last used: LRU would miss them."""
-        ages, num_keys = self._ages, len(self._ages)
-        oldest = np.partition(ages, num_keys - capacity)[num_keys - capacity] if capacity else None
-        bar = num_keys if oldest is None else max(num_keys, int(oldest))  # below it: never touched
-        return int(np.count_nonzero(ages[keys] < bar))
+    def missed(self, keys: Keys, capacities: Sequence[int]) -> list[int]:
+        """How many of `keys` LRU would miss with each of `capacities`.
+
+        With room for n experts it holds the n last used.
+        """
+        ages = self._ages
+        last = [max(0, len(ages) - capacity) for capacity in capacities]
+        oldest = np.maximum(np.partition(ages, last)[last], len(ages))  # below: never touched
+        missed: list[int] = (ages[keys] < oldest[:, None]).sum(axis=1).tolist()
+        return missed
 
 
 class LFU:
@@ -95,7 +102,8 @@ class LFU:
     def __init__(self, num_keys: int, half_life: float) -> None:
         """`num_keys` is layers times experts; a token touches each layer once."""
         numbers = np.arange(num_keys)
-        self._heat = numbers * 2.0**-1000  # never used: the lower key first
+        # Never used: the lower key first.
+        self._heat: NDArray[np.float64] = np.multiply(numbers, 2.0**-1000, dtype=np.float64)
         self._distinct = 1 + numbers * _EPSILON
         self._gain, self._growth = 1.0, 2 ** (1 / half_life)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
@@ -22,10 +23,12 @@ from colibri.errors import BudgetError, ColibriError
 from colibri.kernels.api import EMPTY, FAILED, LOADING, READY, Ints, Slots
 from colibri.memory.arena import Arena
 from colibri.memory.eviction import Keys, Policy
+from colibri.memory.heat import Heat, hottest
 from colibri.memory.jobs import Reader
 from colibri.memory.read_errors import read_error
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
+from colibri.memory.slot_ranges import SlotRanges
 
 Numbers: TypeAlias = NDArray[np.int64]
 _NOWHERE = -1
@@ -99,22 +102,29 @@ class ExpertStore:
 
     Attributes:
         table: what `moe_step` gets.
+        between_tokens: called before the first layer of each step.
+        heat: how often each expert was leased.
     """
 
-    def __init__(self, index: ExpertIndex, arena: Arena, policy: Policy, reader: Reader) -> None:
-        """`arena` has a class of slots for each of `slot_classes(index)`; `reader` writes to it."""
+    def __init__(
+        self, index: ExpertIndex, arena: Arena, policy: Policy, reader: Reader, active: int = 1
+    ) -> None:
+        """`arena` has a class of slots for each of `slot_classes(index)`; `reader` writes to it.
+
+        No class is ever left with fewer than `active` slots.
+        """
         self._index, self._arena, self._policy, self._reader = index, arena, policy, reader
         num_layers, self._num_experts, _ = index.file.shape
         # 64 bits wide inside: NumPy has to convert other integers before it can index by them.
         self._slot_of: Numbers = np.full(num_layers * self._num_experts, _NOWHERE, np.int64)
         self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
         self._leases: Ints = np.zeros(arena.num_slots, np.int32)
+        self._ahead = np.zeros(arena.num_slots, bool)  # read ahead and not leased since
+        self.heat = Heat(num_layers * self._num_experts)
         self._records = RecordTable(index)
-        self._ranges = {
-            row: slots
-            for found, slots in zip(slot_classes(index), arena.ranges, strict=True)
-            for row in found.layers
-        }
+        self._ranges = SlotRanges(slot_classes(index), arena, active)
+        self.between_tokens: Callable[[], None] = lambda: None
+        self._last_row = -1
         self._requests = self._late = self._misses = self._prefetched = self._evictions = 0
         self._wait_s = 0.0
         self._lock = threading.RLock()
@@ -148,9 +158,26 @@ class ExpertStore:
         with self._lock:
             missing = keys[self._slot_of[keys] == _NOWHERE]
             accepted = missing[: len(self._idle(row)) // 2]
-            self._load(row, accepted, prefetch=True)
+            self._ahead[self._load(row, accepted, prefetch=True)] = True
             self._prefetched += len(accepted)
         return len(accepted)
+
+    def expect(self, layer: int, experts: Ints) -> None:
+        """`experts [n]` will be needed within a token: the policy spares them if it can."""
+        keys = experts + np.int64(self._index.position[layer] * self._num_experts)
+        with self._lock:
+            self._policy.hint(keys)
+
+    def warm(self, counts: NDArray[np.float64]) -> int:
+        """Begin to read the hottest experts, by heat `[L, E]`, into slots that are free.
+
+        They are read in file order, behind whatever is demanded. Returns how many were accepted.
+        """
+        accepted = 0
+        for rows, num_slots in self._classes():
+            for row, experts in hottest(counts, rows, num_slots):
+                accepted += self.prefetch(self._index.layers[row].layer, experts)
+        return accepted
 
     def failure(self, slot: int) -> ColibriError:
         """The error to raise for a slot that is FAILED: it names file, offset, layer and expert."""
@@ -188,19 +215,61 @@ class ExpertStore:
             self._arena.states[:] = FAILED
             self._arena.close()
 
+    @property
+    def num_usable(self) -> int:
+        """Slots that are not retired."""
+        return self._ranges.num_usable
+
+    @property
+    def slots_bytes(self) -> int:
+        """Of all slots, retired ones included."""
+        return int(self._arena.data.size)
+
+    @property
+    def retired_bytes(self) -> int:
+        """Of those that are retired."""
+        return self._ranges.retired_bytes
+
+    @property
+    def untouched_bytes(self) -> int:
+        """What usable slots will take when records land in them for the first time."""
+        return self._ranges.untouched_bytes
+
+    def retire(self, nbytes: int) -> int:
+        """Evict from slots at the tail, `nbytes` if so many are idle, and give their memory back.
+
+        Returns how many slots went. They serve again after `take_back`.
+        """
+        with self._lock:
+            idle = (self._leases == 0) & (self._arena.states != LOADING)
+            slots = self._ranges.shrink(nbytes, idle)
+            self._evictions += int(np.count_nonzero(self._key_of[slots] != _NOWHERE))
+            self._vacate(slots)
+            self._arena.discard(slots)
+        return len(slots)
+
+    def take_back(self, nbytes: int) -> None:
+        """Use retired slots of at most `nbytes` again."""
+        with self._lock:
+            self._ranges.grow(nbytes)
+
     def _acquire(self, layer: int, experts: Ints, pins: list[Numbers]) -> Numbers:
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
         late = misses = 0
+        if row <= self._last_row:
+            self.between_tokens()
+        self._last_row = row
         with self._lock:
             slots: Numbers = self._slot_of[keys]
             states = self._arena.words[slots]
             if np.count_nonzero(states == READY) == len(slots):
                 self._leases[slots] += 1
                 pins.append(slots)
+                self._tell_policy(keys, slots, 0)
             else:
                 slots, late, misses = self._admit(row, keys, slots, states, pins)
-            self._policy.touch(keys)
+            self.heat.touch(keys)
             self._requests, self._misses = self._requests + len(keys), self._misses + misses
             self._late += late
         return slots
@@ -219,10 +288,19 @@ class ExpertStore:
         if len(late):
             self._reader.promote(late)
         missing = keys[~present]
+        self._tell_policy(keys, held, len(missing))
         slots[~present] = new = self._load(row, missing, prefetch=False)
         self._leases[new] += 1
         pins.append(new)
         return slots, len(late), len(new)
+
+    def _tell_policy(self, keys: Keys, held: Numbers, num_missing: int) -> None:
+        """`keys` are used, of which some are in slots `held`; the others have none yet."""
+        # What was read ahead had not been kept since its last use either.
+        ahead = int(np.count_nonzero(self._ahead[held]))
+        if ahead:
+            self._ahead[held] = False
+        self._policy.touch(keys, num_missing + ahead)
 
     def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Numbers:
         """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
@@ -234,6 +312,7 @@ class ExpertStore:
             self._arena.parts[slots] = self._records.parts(row, experts, self._arena.bases[slots])
             self._key_of[slots] = keys
             self._slot_of[keys] = slots
+            self._arena.touched[slots] = True
             self._reader.submit(
                 self._records.jobs(row, experts, slots, self._arena.bases, prefetch)
             )
@@ -241,6 +320,13 @@ class ExpertStore:
             self._vacate(slots[self._arena.states[slots] == EMPTY])  # those that were not submitted
             raise
         return slots
+
+    def _classes(self) -> list[tuple[tuple[int, ...], int]]:
+        """The layers that share slots, and how many slots those are."""
+        return [
+            (found.layers, self.capacity(self._index.layers[found.layers[0]].layer))
+            for found in slot_classes(self._index)
+        ]
 
     def _claim(self, row: int, n: int) -> Numbers:
         """`n` slots that nobody holds, now EMPTY: free ones first, then the policy's victims'."""
@@ -274,6 +360,8 @@ class ExpertStore:
         loading = (self._leases[window] == 0) & (self._arena.states[window] == LOADING)
         if loading.any():
             self._reader.wait(slots.start + int(loading.argmax()))
+        elif self._ranges.extend(row, n - num_idle):
+            return  # the lease was measured by a `capacity` that has shrunk since
         elif len(self._idle(row)) == num_idle:  # none has landed meanwhile
             raise BudgetError(
                 f"layer {self._index.layers[row].layer}: {n} more experts are wanted at once, and "
@@ -287,6 +375,7 @@ class ExpertStore:
         theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
         self._slot_of[keys[theirs]] = _NOWHERE
         self._key_of[slots] = _NOWHERE
+        self._ahead[slots] = False
         self._arena.states[slots] = EMPTY
 
     def _release(self, pins: list[Numbers]) -> None:

@@ -11,15 +11,15 @@ from colibri.memory.system import open_for_reading
 
 
 class OpenFiles:
-    """Descriptors of a checkpoint's files.
+    """Descriptors of a checkpoint's files on one drive.
 
     Attributes:
-        fds: one descriptor for each path.
+        fds: one descriptor for each path, -1 where there is none.
         direct: whether its reads bypass the page cache.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Open all of them.
+    def __init__(self, paths: Sequence[Path | None], direct: bool = True) -> None:
+        """Open all of them, for direct reads where `direct` asks and the file system takes it.
 
         Raises:
             ReadError: one cannot be opened; the others are closed again.
@@ -28,22 +28,26 @@ class OpenFiles:
         self.direct: list[bool] = []
         try:
             for path in paths:
-                self._open(path)
+                self._open(path, direct)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path) -> None:
-        try:
-            fd, direct = open_for_reading(path)
-        except OSError as error:
-            raise ReadError(
-                f"{path}: cannot be opened ({error.strerror}); the model's experts are in it"
-            ) from None
+    def _open(self, path: Path | None, wanted: bool) -> None:
+        fd, direct = -1, False
+        if path is not None:
+            try:
+                fd, direct = open_for_reading(path, wanted)
+            except OSError as error:
+                raise ReadError(
+                    f"{path}: cannot be opened ({error.strerror}); the model's experts are in it"
+                ) from None
         self.fds.append(fd)
         self.direct.append(direct)
 
     def close(self) -> None:
         """Close all; closing twice is fine."""
         while self.fds:
-            os.close(self.fds.pop())
+            fd = self.fds.pop()
+            if fd >= 0:
+                os.close(fd)

@@ -42,6 +42,7 @@ class Failure:
         file: index into the reader's files.
         offset: byte in that file.
         part: number of the part that is not finite, or -1.
+        drive: 0 for the model's own files, else the number of the mirror.
     """
 
     reason: Reason
@@ -49,6 +50,7 @@ class Failure:
     file: int = 0
     offset: int = 0
     part: int = -1
+    drive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ReaderStats:
         reads: system calls that brought bytes.
         bytes_read: useful bytes of those records.
         slack_bytes: what direct reads brought along because they are aligned.
+        rescued: blocks and records that one drive failed to give and another gave.
+        drive_bytes: useful bytes that each drive gave.
     """
 
     records: int = 0
@@ -68,6 +72,8 @@ class ReaderStats:
     reads: int = 0
     bytes_read: int = 0
     slack_bytes: int = 0
+    rescued: int = 0
+    drive_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +82,7 @@ class Jobs:
 
     Attributes:
         slots: `[n]` where they go; none of them is LOADING.
+        records: `[n]` which records they are: row of the layer times E plus expert.
         files: `[n, P]` index into the reader's files.
         offsets: `[n, P]` first byte in the file.
         nbytes: `[n, P]` bytes; 0 is no piece.
@@ -86,6 +93,7 @@ class Jobs:
     """
 
     slots: Ints
+    records: NDArray[np.int64]
     files: Ints
     offsets: NDArray[np.int64]
     nbytes: NDArray[np.int64]

@@ -12,12 +12,13 @@ import numpy as np
 from colibri.checkpoint.crc32c import crc32c
 from colibri.formats import Bytes
 from colibri.memory.arena import Arena
-from colibri.memory.files import OpenFiles
+from colibri.memory.drives import ALWAYS, MIRRORS, Drives
 from colibri.memory.jobs import PAGE, Failure, Jobs, ReaderStats, Reason
 from colibri.memory.system import drop_cached, make_buffered
 
 _EXPONENTS = {0: ("<u4", 0x7F800000), 1: ("<u2", 0x7C00), 2: ("<u2", 0x7F80)}  # by Format.code
 _MAX_RETRIES = 1000
+Piece = tuple[int, int, int, int]  # file, offset, nbytes, target
 
 
 class LandingFailed(Exception):  # noqa: N818  (ends one job and carries its answer)
@@ -30,33 +31,51 @@ class LandingFailed(Exception):  # noqa: N818  (ends one job and carries its ans
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One slot's share of `Jobs`: pieces are (file, offset, nbytes, target)."""
+    """One slot's share of `Jobs`."""
 
     slot: int
-    pieces: list[tuple[int, int, int, int]]
-    crc: int | None
+    pieces: list[Piece]
+    drives: int  # a set, bit d for drive d
+    crc: int
+    check: int  # NEVER, ALWAYS or MIRRORS of `drives`
     scans: list[list[int]]
 
 
-def split(jobs: Jobs) -> list[Job]:
+def split(jobs: Jobs, drives: Drives) -> list[Job]:
     """The jobs one by one, in order."""
+    crcs, checks = drives.checks(jobs)
+    told = (jobs.slots, drives.sets(jobs), crcs, checks)
+    heads = zip(*(column.tolist() for column in told), strict=True)
     columns = (jobs.files, jobs.offsets, jobs.nbytes, jobs.targets)
-    crcs = [None] * len(jobs.slots) if jobs.crcs is None else jobs.crcs.tolist()
+    bodies = zip(*(column.tolist() for column in columns), strict=True)
     scans = jobs.scans.tolist()
-    rows = zip(jobs.slots.tolist(), crcs, *(column.tolist() for column in columns), strict=True)
     return [
-        Job(slot, [piece for piece in zip(*pieces, strict=True) if piece[2]], crc, scans)
-        for slot, crc, *pieces in rows
+        Job(
+            slot,
+            [piece for piece in zip(*pieces, strict=True) if piece[2]],
+            held,
+            crc,
+            check,
+            scans,
+        )
+        for (slot, held, crc, check), pieces in zip(heads, bodies, strict=True)
     ]
 
 
 class Landing:
     """Lands records in an arena; any number of threads may call `land` for different slots."""
 
-    def __init__(self, arena: Arena, files: OpenFiles) -> None:
-        self._arena, self._files = arena, files
+    def __init__(self, arena: Arena, drives: Drives) -> None:
+        self._arena, self._drives = arena, drives
         self._counting = threading.Lock()
-        self.stats = ReaderStats()
+        self._in_flight = [0] * len(drives.files)
+        self._sums = ReaderStats()
+        self._drive_bytes = [0] * len(drives.files)
+
+    @property
+    def stats(self) -> ReaderStats:
+        """Sums since the start."""
+        return replace(self._sums, drive_bytes=tuple(self._drive_bytes))
 
     def land(self, job: Job) -> None:
         """Read the record into its slot and check it.
@@ -65,17 +84,102 @@ class Landing:
             LandingFailed: says why.
         """
         try:
-            self._land(job)
+            used = 0
+            for piece in job.pieces:
+                used |= 1 << self._read_somewhere(job, piece)
+            self._count(records=1, bytes_read=sum(nbytes for _, _, nbytes, _ in job.pieces))
+            self._check_or_read_again(job, used)
         except LandingFailed:
             self._count(failed=1)
             raise
 
-    def _land(self, job: Job) -> None:
+    # ---- Which drive.
+
+    def _living(self, drives: int) -> list[int]:
+        return [
+            number
+            for number in range(len(self._drives.files))
+            if drives >> number & 1 and number not in self._drives.dropped
+        ]
+
+    def _read_somewhere(self, job: Job, piece: Piece) -> int:
+        """Read a piece from the drive that would be done first, and from others if that fails."""
+        told: LandingFailed | None = None
+        left = self._living(job.drives)
+        while left:
+            drive = min(left, key=lambda d: self._seconds(d, piece[2]))
+            try:
+                self._read_from(drive, piece)
+            except LandingFailed as failed:
+                if told is None or not drive:  # what became of the model's own file
+                    told = failed
+                self._blame(drive, failed)
+                left.remove(drive)
+                continue
+            self._count(rescued=int(told is not None))
+            return drive
+        assert told is not None  # drive 0 holds everything
+        raise told
+
+    def _seconds(self, drive: int, nbytes: int) -> float:
+        return (self._in_flight[drive] + nbytes) / self._drives.weights[drive]
+
+    def _blame(self, drive: int, failed: LandingFailed) -> None:
+        if drive:
+            self._drives.drop(drive, replace(failed.failure, drive=drive))
+
+    def _check_or_read_again(self, job: Job, used: int) -> None:
+        """See landing_check of native/landing.c."""
+        try:
+            self._check(job, used)
+        except LandingFailed as failed:
+            first = told = failed
+        else:
+            return
+        for drive in self._living(job.drives):
+            found = first
+            if used != 1 << drive:
+                try:
+                    self._read_whole(job, drive)
+                except LandingFailed as failed:
+                    found = failed
+                else:
+                    self._count(rescued=1)
+                    if not drive:
+                        for mirror in self._living(used & ~1):
+                            self._blame(mirror, first)
+                    return
+            self._blame(drive, found)
+            if not drive:
+                told = found
+                if found.failure.reason == Reason.NOT_FINITE:
+                    break  # copies would say the same
+        raise told
+
+    def _read_whole(self, job: Job, drive: int) -> None:
         for piece in job.pieces:
-            self._read(*piece)
-        self._count(records=1, bytes_read=sum(nbytes for _, _, nbytes, _ in job.pieces))
+            self._read_from(drive, piece)
+        self._check(job, 1 << drive)
+
+    def _read_from(self, drive: int, piece: Piece) -> None:
+        nbytes = piece[2]
+        with self._counting:
+            self._in_flight[drive] += nbytes
+        try:
+            self._read(drive, *piece)
+            with self._counting:
+                self._drive_bytes[drive] += nbytes
+        finally:
+            with self._counting:
+                self._in_flight[drive] -= nbytes
+
+    # ---- Checks.
+
+    def _check(self, job: Job, used: int) -> None:
         file, offset = job.pieces[0][:2]
-        if job.crc is not None and job.crc != crc32c(self._landed(job)):
+        if (job.check == ALWAYS or (job.check == MIRRORS and used & ~1)) and job.crc != crc32c(
+            self._landed(job)
+        ):
             raise LandingFailed(Failure(Reason.CHECKSUM, file=file, offset=offset))
         for part, *run in job.scans:
             start = int(self._arena.parts[job.slot, part])
@@ -88,20 +192,24 @@ class Landing:
         pieces = [self._arena.data[start : start + nbytes] for start, nbytes in spans]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def _read(self, file: int, offset: int, nbytes: int, target: int) -> None:
-        if self._files.direct[file]:
-            if self._read_direct(file, offset, nbytes, target):
+    # ---- One piece from one drive.
+
+    def _read(self, drive: int, file: int, offset: int, nbytes: int, target: int) -> None:
+        files = self._drives.files[drive]
+        fd = files.fds[file]
+        if files.direct[file]:
+            if self._read_direct(drive, file, offset, nbytes, target):
                 return
-            make_buffered(self._files.fds[file])
-            self._files.direct[file] = False
+            make_buffered(fd)
+            files.direct[file] = False
         start, done = target + offset % PAGE, 0
         while done < nbytes:
-            done += self._pread(
-                file, offset + done, self._arena.data[start + done : start + nbytes]
-            )
-        drop_cached(self._files.fds[file], offset, nbytes)
+            into = self._arena.data[start + done : start + nbytes]
+            done += self._pread(drive, file, offset + done, into)
+        if not self._drives.keep_cache:
+            drop_cached(fd, offset, nbytes)
 
-    def _read_direct(self, file: int, offset: int, nbytes: int, target: int) -> bool:
+    def _read_direct(self, drive: int, file: int, offset: int, nbytes: int, target: int) -> bool:
         """Read the enclosing pages; False where this file does not take direct reads after all.
 
         It refuses them, or a read ends short of a page before its useful bytes are complete.
@@ -114,7 +222,7 @@ class Landing:
                 return False
             into = self._arena.data[target + done : target + whole]
             try:
-                done += self._pread(file, offset - skip + done, into)
+                done += self._pread(drive, file, offset - skip + done, into)
             except LandingFailed as failed:
                 if failed.failure.error == errno.EINVAL:
                     return False
@@ -122,25 +230,27 @@ class Landing:
         self._count(slack_bytes=done - nbytes)
         return True
 
-    def _pread(self, file: int, offset: int, into: Bytes) -> int:
+    def _pread(self, drive: int, file: int, offset: int, into: Bytes) -> int:
         """Bytes read, at least one. Python itself repeats what a signal interrupts."""
+        fd = self._drives.files[drive].fds[file]
         for _ in range(_MAX_RETRIES):
             try:
-                got = os.preadv(self._files.fds[file], [into.data], offset)
+                got = os.preadv(fd, [into.data], offset)
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise LandingFailed(Failure(Reason.IO, error.errno or 0, file, offset)) from None
+                failure = Failure(Reason.IO, error.errno or 0, file, offset, drive=drive)
+                raise LandingFailed(failure) from None
             if not got:
-                raise LandingFailed(Failure(Reason.TRUNCATED, 0, file, offset))
+                raise LandingFailed(Failure(Reason.TRUNCATED, 0, file, offset, drive=drive))
             self._count(reads=1)
             return got
-        raise LandingFailed(Failure(Reason.IO, errno.EAGAIN, file, offset))
+        raise LandingFailed(Failure(Reason.IO, errno.EAGAIN, file, offset, drive=drive))
 
     def _count(self, **amounts: int) -> None:
         with self._counting:
-            sums = {name: getattr(self.stats, name) + amount for name, amount in amounts.items()}
-            self.stats = replace(self.stats, **sums)
+            sums = {name: getattr(self._sums, name) + amount for name, amount in amounts.items()}
+            self._sums = replace(self._sums, **sums)
 
 
 def _all_finite(data: Bytes, offset: int, nbytes: int, stride: int, count: int, code: int) -> bool:

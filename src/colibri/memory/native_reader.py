@@ -13,7 +13,7 @@ from colibri.errors import ReadError
 from colibri.kernels.api import FAILED, LOADING
 from colibri.kernels.library import Library
 from colibri.memory.arena import Arena
-from colibri.memory.files import OpenFiles
+from colibri.memory.drives import Drives
 from colibri.memory.forked import LIVING
 from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
 
@@ -25,7 +25,8 @@ _COLUMNS = (
     ("nbytes", np.int64),
     ("targets", np.int64),
 )
-_STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes")
+_FIELDS = (*(name for name, _ in _COLUMNS), "crcs", "checks", "drives")
+_STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes", "rescued")
 
 
 class NativeReader:
@@ -35,17 +36,20 @@ class NativeReader:
         self,
         library: Library,
         arena: Arena,
-        files: OpenFiles,
+        drives: Drives,
         max_pieces: int,
         num_threads: int = 4,
+        block: int = 0,
     ) -> None:
-        """Start the threads; `files` belongs to the reader from now on.
+        """Start the threads; `drives` belongs to the reader from now on.
+
+        Pieces are read in blocks of about `block` bytes, 0 for whole.
 
         Raises:
             ReadError: no thread can be started.
         """
         self._ffi, self._lib = library.ffi, library.lib
-        self._states, self._files = arena.states, files
+        self._states, self._drives = arena.states, drives
         self._state_words = self._ffi.from_buffer("int32_t[]", arena.states)
         self._scans: dict[int, tuple[NDArray[np.int64], Any]] = {}
         self._stats = ReaderStats()
@@ -54,17 +58,17 @@ class NativeReader:
             self._ffi.from_buffer("uint8_t[]", arena.data),
             self._ffi.from_buffer("int64_t[]", arena.parts),
         )
-        fds, direct = (np.array(column, np.int32) for column in (files.fds, files.direct))
+        places, *kept = self._places(drives)
         handle = self._lib.colibri_reader_create(
             *pinned,
             self._state_words,
             arena.num_slots,
             max_pieces,
-            self._pointer(fds),
-            self._pointer(direct),
-            len(fds),
+            places,
             num_threads,
+            block,
         )
+        del kept  # the library has its own copy
         if handle == self._ffi.NULL:
             raise ReadError(
                 f"the reader cannot start its threads (errno {self._ffi.errno}): "
@@ -73,24 +77,27 @@ class NativeReader:
         # It keeps alive what the threads write to, and ends them even if nobody calls close.
         keep = (arena, *pinned, self._state_words, self._scans)
         self._handle: Any = handle
-        self._end = weakref.finalize(self, _end, self._lib, handle, files, keep)
+        self._end = weakref.finalize(self, _end, self._lib, handle, drives, keep)
         LIVING.add(self)
 
     def submit(self, jobs: Jobs) -> None:
         """Queue the jobs in one call that Ctrl-C cannot interrupt; see `Reader.submit`."""
-        columns = [np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS]
-        slots, *pieces = map(self._pointer, columns)
-        num_jobs, num_pieces = columns[1].shape
-        crcs = self._ffi.NULL
-        if jobs.crcs is not None:
-            crcs = self._pointer(np.ascontiguousarray(jobs.crcs, np.uint32))
-        checks = (crcs, self._scan_pointer(jobs.scans), len(jobs.scans))
+        columns: list[NDArray[Any]] = [
+            np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS
+        ]
+        num_jobs, num_pieces = jobs.files.shape
+        crcs, checks = self._drives.checks(jobs)
+        columns += [np.ascontiguousarray(crcs, np.uint32), checks, self._drives.sets(jobs)]
+        asked = self._ffi.new("colibri_jobs *")
+        for name, column in zip(_FIELDS, columns, strict=True):
+            setattr(asked, name, self._pointer(column))
+        asked.scans, asked.num_scans = self._scan_pointer(jobs.scans), len(jobs.scans)
+        asked.num_pieces, asked.prefetch = num_pieces, jobs.prefetch
         with self._guard:
             if self._handle is None:
                 raise ReadError("the expert store is closed: open the model again")
-            self._lib.colibri_reader_submit(
-                self._handle, num_jobs, slots, num_pieces, *pieces, *checks, jobs.prefetch
-            )
+            self._lib.colibri_reader_submit(self._handle, num_jobs, asked)
+            self._report_dropped()
 
     def promote(self, slots: NDArray[np.integer]) -> None:
         """Move waiting prefetches to the end of the demand queue."""
@@ -112,7 +119,7 @@ class NativeReader:
             if self._handle is None:
                 return Failure(Reason.CANCELLED)
             self._lib.colibri_reader_failure(self._handle, slot, found)
-        return Failure(Reason(found.reason), found.error, found.file, found.offset, found.part)
+        return _failure(found)
 
     def stats(self) -> ReaderStats:
         """Sums since the start."""
@@ -120,7 +127,10 @@ class NativeReader:
         with self._guard:
             if self._handle is not None:
                 self._lib.colibri_reader_get_stats(self._handle, found)
-                self._stats = ReaderStats(*(getattr(found, name) for name in _STATS))
+                self._report_dropped()
+                sums = {name: getattr(found, name) for name in _STATS}
+                given = tuple(self._drive(number)[0] for number in range(len(self._drives.files)))
+                self._stats = ReaderStats(**sums, drive_bytes=given)
         return self._stats
 
     def close(self) -> None:
@@ -138,6 +148,31 @@ class NativeReader:
         self._handle = None
         self._states[self._states == LOADING] = FAILED
 
+    def _places(self, drives: Drives) -> tuple[Any, ...]:
+        """`colibri_drives *`, and what it points to."""
+        fds = np.array([files.fds for files in drives.files], np.int32)
+        direct = np.array([files.direct for files in drives.files], np.int32)
+        weights = np.array(drives.weights, np.int64)
+        found = self._ffi.new("colibri_drives *")
+        found.num_drives, found.num_files = fds.shape
+        found.keep_cache = drives.keep_cache
+        pointers = [self._pointer(array) for array in (fds, direct, weights)]
+        found.fds, found.direct, found.weights = pointers
+        return found, fds, direct, weights, pointers
+
+    def _report_dropped(self) -> None:
+        """Say which mirrors were dropped; the guard is held."""
+        dropped = self._lib.colibri_reader_dropped(self._handle)
+        for drive in range(1, len(self._drives.files) if dropped else 1):
+            if dropped >> drive & 1 and drive not in self._drives.dropped:
+                self._drives.drop(drive, self._drive(drive)[1])
+
+    def _drive(self, drive: int) -> tuple[int, Failure]:
+        """Useful bytes that it gave, and why it was dropped, if it was; the guard is held."""
+        nbytes, failure = self._ffi.new("int64_t *"), self._ffi.new("colibri_failure *")
+        self._lib.colibri_reader_drive(self._handle, drive, nbytes, failure)
+        return nbytes[0], _failure(failure) if failure.reason else Failure(Reason.CANCELLED)
+
     def _scan_pointer(self, scans: NDArray[np.int64]) -> Any:
         """The array as the library sees it; kept, because jobs refer to it."""
         if id(scans) not in self._scans:
@@ -146,10 +181,16 @@ class NativeReader:
 
     def _pointer(self, array: NDArray[Any]) -> Any:
         """A typed pointer that keeps a contiguous array alive."""
-        kind = "uint32_t[]" if array.dtype == np.uint32 else f"int{array.dtype.itemsize * 8}_t[]"
+        sign = "u" if array.dtype.kind == "u" else ""
+        kind = f"{sign}int{array.dtype.itemsize * 8}_t[]"
         return self._ffi.from_buffer(kind, array)
 
 
-def _end(lib: Any, handle: Any, files: OpenFiles, _keep: tuple[Any, ...]) -> None:
+def _failure(found: Any) -> Failure:
+    reason = Reason(found.reason)
+    return Failure(reason, found.error, found.file, found.offset, found.part, found.drive)
+
+
+def _end(lib: Any, handle: Any, drives: Drives, _keep: tuple[Any, ...]) -> None:
     lib.colibri_reader_close(handle)
-    files.close()
+    drives.close()

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.kernels.library import Library
 from colibri.memory.arena import Arena
-from colibri.memory.eviction import LRU
+from colibri.memory.devices import Reading, device_key, remember, remembered
+from colibri.memory.drives import Drives, Mirror
 from colibri.memory.expert_store import ExpertStore
-from colibri.memory.files import OpenFiles
 from colibri.memory.jobs import Reader
+from colibri.memory.measuring import LEAST_MODEL, Measurement, on_drive
+from colibri.memory.mirror import open_mirrors
 from colibri.memory.native_reader import NativeReader
+from colibri.memory.numa import find_placement, place
+from colibri.memory.policies import make_policy
 from colibri.memory.reader import ThreadReader
+from colibri.memory.reader_config import ReaderConfig
 from colibri.memory.slot_classes import slot_classes
+
+_DEFAULT = ReaderConfig()
 
 
 def open_store(
@@ -21,7 +33,11 @@ def open_store(
     counts: Sequence[int],
     *,
     library: Library | None = None,
-    num_threads: int = 4,
+    num_threads: int | None = None,
+    reader: ReaderConfig = _DEFAULT,
+    eviction: str = "mixed",
+    active: int = 1,
+    heat: NDArray[np.float64] | None = None,
 ) -> ExpertStore:
     """A store with `counts[c]` slots of each of `slot_classes(index)`, as `divide` gives them.
 
@@ -29,26 +45,104 @@ def open_store(
         index: where the records are.
         counts: slots of each class.
         library: what `kernels.library.load()` returned; without it, Python threads read.
-        num_threads: reads in flight.
+        num_threads: reads in flight, in place of what `reader` says.
+        reader: how records are read, and from where.
+        eviction: one of `policies.EVICTIONS`.
+        active: experts that serve one token in one layer.
+        heat: uses `[L, E]` of earlier runs, from which the policy starts.
 
     Raises:
         BudgetError: the system refuses the memory.
         ReadError: a file cannot be opened, or no thread started.
+        SettingsError, CheckpointError: a mirror that is none of this model.
     """
+    if not reader.verify:
+        index = replace(index, crc=None)
+    mirrors = open_mirrors(reader.mirrors, index)
     arena = Arena([found.slot_nbytes for found in slot_classes(index)], counts)
-    reader = open_reader(index, arena, library, num_threads)
-    return ExpertStore(index, arena, LRU(index.file.shape[0] * index.file.shape[1]), reader)
+    rows = [found.layers for found in slot_classes(index)]
+    num_layers, num_experts, _ = index.file.shape
+    policy = make_policy(eviction, (num_layers, num_experts), active, rows, counts, heat)
+    place(arena.data, find_placement(), library)
+    readings = find_readings(index, arena, mirrors, library, reader)
+    drives = Drives(
+        index,
+        mirrors,
+        direct=[found.direct for found in readings],
+        weights=_weights(readings),
+        keep_cache=readings[0].keep_cache,
+    )
+    threads = num_threads or reader.threads or min(64, sum(found.threads for found in readings))
+    block = readings[0].block if reader.block is None else reader.block
+    opened = open_reader(index, arena, library, drives, threads, block)
+    return ExpertStore(index, arena, policy, opened, active)
+
+
+def find_readings(
+    index: ExpertIndex,
+    arena: Arena,
+    mirrors: Sequence[Mirror],
+    library: Library | None,
+    config: ReaderConfig,
+) -> list[Reading]:
+    """How each drive is read: as remembered, else as measured now, in slots of `arena`.
+
+    Nothing is measured without a place to remember it, nor for models that are small.
+    """
+    size = index.file.shape[0] * index.file.shape[1]
+    everything = np.flatnonzero((index.file[:, :, 0] >= 0).reshape(size))
+    places = [(index, everything)]
+    places += [(on_drive(index, m.directory), np.flatnonzero(m.present)) for m in mirrors]
+
+    def make(drives: Drives, threads: int, block: int) -> Reader:
+        return open_reader(index, arena, library, drives, threads, block)
+
+    readings = []
+    for where, records in places:
+        reading = known_reading(where, config.cache)
+        if reading is None and config.cache is not None and is_measurable(where):
+            reading = Measurement(where, arena, make, records).find(Reading())
+            remember(config.cache, reading_key(where), reading)
+        readings.append(reading or Reading())
+    return readings
+
+
+def known_reading(index: ExpertIndex, cache: Path | None) -> Reading | None:
+    """How the drive of the model's files is read, if that was measured; raises OSError."""
+    if cache is None or not is_measurable(index):
+        return None
+    return remembered(cache, reading_key(index))
+
+
+def is_measurable(index: ExpertIndex) -> bool:
+    """Whether there is enough to read."""
+    return int(index.nbytes.sum()) >= LEAST_MODEL
+
+
+def reading_key(index: ExpertIndex) -> str:
+    """Names the drive of the model's files and the size of its pieces."""
+    return device_key(index.files[0], int(index.nbytes.max()))
+
+
+def _weights(readings: Sequence[Reading]) -> list[int]:
+    """Bandwidths, or all the same where one is not known."""
+    speeds = [found.bytes_per_s for found in readings]
+    return speeds if all(speeds) else [1] * len(speeds)
 
 
 def open_reader(
-    index: ExpertIndex, arena: Arena, library: Library | None, num_threads: int
+    index: ExpertIndex,
+    arena: Arena,
+    library: Library | None,
+    drives: Drives,
+    num_threads: int,
+    block: int = 0,
 ) -> Reader:
-    """The library's reader where there is a library; raises ReadError."""
-    files = OpenFiles(index.files)
+    """The library's reader where there is a library; it owns `drives`. Raises ReadError."""
     try:
         if library is None:
-            return ThreadReader(arena, files, num_threads)
-        return NativeReader(library, arena, files, index.file.shape[2], num_threads)
+            return ThreadReader(arena, drives, num_threads)
+        return NativeReader(library, arena, drives, index.file.shape[2], num_threads, block)
     except BaseException:
-        files.close()
+        drives.close()
         raise

@@ -17,8 +17,9 @@ from colibri.memory.eviction import LRU, Keys, Ranking
 from colibri.memory.policies_forecast import Forecast
 
 _STRIDE = 0x9E3779B1  # 2^32 / golden ratio: samples are spread evenly, whatever the period
-_KEYS_A_LOOK = 128  # looking up LRU's misses costs as much as reading this many ages, on average
-_LEAST_LIMIT = 16
+_KEYS_A_LOOK = 64  # looking up LRU's misses costs as much as reading this many ages, on average
+_LEAST_LIMIT = 12  # misses
+_RETURN = 2  # times the limit: what the forecast must have made up
 
 
 class Duel:
@@ -34,15 +35,16 @@ class Duel:
         self._num_keys, self._capacity = num_keys, capacity
         self._share = min(1.0, _KEYS_A_LOOK / num_keys)
         self._tick, self._bar = 0, int(self._share * 2**32)
-        self._limit = max(_LEAST_LIMIT, capacity // 2) * self._share
+        self._limit = max(_LEAST_LIMIT, capacity // 4) * self._share
         self._behind = 0.0  # misses of the deciding ranking less those of the other
         self._shadow: Directory | None = None
 
     def touch(self, keys: Keys, missed: int = 0) -> None:
-        """Book what was missed, then tell both."""
-        self.book(keys, missed)
+        """Tell both, and compare them now and then."""
+        recent = self.missed_by_lru(keys)
         self._forecast.touch(keys)
         self._lru.touch(keys)
+        self.book(keys, missed, recent)
 
     def hint(self, keys: Keys) -> None:
         """Only the forecast can use it."""
@@ -57,17 +59,23 @@ class Duel:
         """The one that decides."""
         return self._lru if self.fallen_back else self._forecast
 
-    def book(self, keys: Keys, missed: int) -> None:
-        """`missed` of `keys` were not kept; comes before the rankings are told of the use."""
-        if self._shadow is not None:
-            missed = self._shadow.access(keys, self._forecast)
+    def missed_by_lru(self, keys: Keys) -> int | None:
+        """How many of `keys`, not touched yet, LRU misses; None where nobody wants to know."""
         self._tick = (self._tick + _STRIDE) & 0xFFFFFFFF
         if self._tick > self._bar or self._capacity >= self._num_keys:
+            return None
+        return self._lru.missed(keys, [self._capacity])[0]
+
+    def book(self, keys: Keys, missed: int, missed_by_lru: int | None) -> None:
+        """`missed` of `keys`, which both know of by now, were not kept."""
+        if self._shadow is not None:
+            missed = self._shadow.access(keys, self._forecast)
+        if missed_by_lru is None:
             return
-        recent = self._lru.missed(keys, self._capacity)
-        difference = recent - missed if self.fallen_back else missed - recent
-        self._behind = max(self._behind + difference, -self._limit)
-        if self._behind > self._limit:
+        difference = missed - missed_by_lru
+        self._behind += -difference if self.fallen_back else difference
+        self._behind = max(self._behind, 0.0)
+        if self._behind > self._limit * (_RETURN if self.fallen_back else 1):
             self._change_over()
 
     def _change_over(self) -> None:

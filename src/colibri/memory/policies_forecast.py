@@ -15,9 +15,10 @@ from colibri.memory.eviction import Keys, Scores, lowest
 
 HALF_LIVES = (1.0, 4.0, 16.0, 64.0, 256.0)  # visits of a layer, that is, tokens
 _FIRST_WEIGHTS = (0.1, 0.1, 0.3, 0.35, 0.15)  # fitted soon; these serve until then
-_PRIOR = 4.0  # how many squared units of heat the first weights are worth
+_LEAST_LIKELY = 0.02
+_PRIOR = 16.0  # how many squared units of heat the first weights are worth
 _MEMORY = 0.998  # of the fit, at each visit that is learnt from
-_LEARN_EVERY, _FIT_EVERY = 17, 4  # visits; visits that are learnt from
+_LEARN_EVERY, _FIT_EVERY = 29, 4  # visits; visits that are learnt from
 _TURN_POWER = 0.3
 _MOST_PENDING = 64  # touches put by
 _HINTED = 1e3  # above every likelihood
@@ -33,8 +34,10 @@ class Forecast:
         """`active` experts of the `num_experts` of each layer serve one token."""
         self._shape = num_layers, num_experts
         self._active = active
-        self._heats = np.full((num_layers, num_experts, len(HALF_LIVES)), active / num_experts)
-        self._decay = 0.5 ** (1 / np.array(HALF_LIVES))
+        self._heats = np.full((num_layers, len(HALF_LIVES), num_experts), active / num_experts)
+        self._planes = np.arange(len(HALF_LIVES)) * num_experts
+        self._decay = 0.5 ** (1 / np.array(HALF_LIVES))[:, None]
+        self._rise = 1 - self._decay[:, 0]
         self._weights = np.array(_FIRST_WEIGHTS)
         self._moments = np.eye(len(HALF_LIVES)) * _PRIOR
         self._targets = self._moments @ self._weights
@@ -44,6 +47,7 @@ class Forecast:
         self._hinted = np.zeros(num_layers * num_experts, bool)
         self._num_hinted = 0
         self._pending: list[Keys] = []
+        self._scores: Doubles | None = None
         self._visits = self._learnt = 0
         self._row = 0
 
@@ -52,13 +56,15 @@ class Forecast:
         uses = counts.sum(axis=1, keepdims=True)
         known = uses[:, 0] > 0
         likely = np.minimum(self._active * counts[known] / uses[known], 1.0)
-        self._heats[known] = likely[..., None]
+        self._heats[known] = likely[:, None]
         self._likely[known] = likely + self._distinct[known]
+        self._scores = None
 
     def touch(self, keys: Keys, missed: int = 0) -> None:
         """They are used now; the arithmetic waits until somebody asks."""
         if len(keys):
             self._pending.append(keys)
+            self._scores = None
         if len(self._pending) >= _MOST_PENDING:
             self._catch_up()
 
@@ -66,15 +72,17 @@ class Forecast:
         """They go last, until their layer has had its turn."""
         self._catch_up()
         self._hinted[keys] = True
+        self._scores = None
         self._num_hinted = int(np.count_nonzero(self._hinted))
 
     def scores(self) -> Scores:
         """The likelihood of every key, worth more the sooner its layer's turn is."""
-        self._catch_up()
-        scores: Doubles = (self._likely * self._turn()[:, None]).ravel()
-        if self._num_hinted:
-            scores[self._hinted] += _HINTED
-        return scores
+        if self._scores is None:
+            self._catch_up()
+            self._scores = (self._likely * self._turn()[:, None]).ravel()
+            if self._num_hinted:
+                self._scores[self._hinted] += _HINTED
+        return self._scores
 
     def victims(self, n: int, allowed: Keys) -> NDArray[np.intp]:
         """The n least likely."""
@@ -86,7 +94,7 @@ class Forecast:
         return lowest(n, scores)
 
     def _turn(self) -> Doubles:
-        """Worth `[L]` of a use in each layer's next turn: a slot kept for long serves nobody else."""
+        """What a use in each layer's next turn `[L]` is worth: the less, the longer it takes."""
         start = len(self._turns) // 2 - 1 - self._row
         return self._turns[start : start + self._shape[0]]
 
@@ -108,7 +116,7 @@ class Forecast:
             self._visits += 1
             if self._visits % _LEARN_EVERY == 0:
                 self._visit(rows[:-1], pending[first:number])
-                self._learn(self._heats[row], keys)
+                self._learn(row, keys)
                 rows, first = [row], number
         self._visit(rows, pending[first:])
 
@@ -121,19 +129,26 @@ class Forecast:
             where = slice(rows[0], rows[-1] + 1)
         keys = touched[0] if len(rows) == 1 else np.concatenate(touched)
         self._heats[where] *= self._decay
-        self._heats.reshape(-1, len(HALF_LIVES))[keys] += 1 - self._decay
-        likely = (self._heats[where] * self._weights).sum(axis=-1)  # the same bits for any group
+        places = keys + keys // self._shape[1] * (self._planes[-1])
+        self._heats.reshape(-1)[places[:, None] + self._planes] += self._rise
+        # Summed element by element: the bits do not depend on how layers are grouped.
+        likely = (self._heats[where] * self._weights[:, None]).sum(axis=1)
         self._likely[where] = np.maximum(likely, 0.0) + self._distinct[where]
         self._row = rows[-1]
         if self._num_hinted:
             self._hinted.reshape(self._shape)[where] = False
             self._num_hinted = int(np.count_nonzero(self._hinted))
 
-    def _learn(self, heats: Doubles, keys: Keys) -> None:
-        """What the heats `[E, S]` of a layer said before it used `keys`."""
-        used = heats[keys % self._shape[1]]
-        self._moments = self._moments * _MEMORY + heats.T @ heats
-        self._targets = self._targets * _MEMORY + used.sum(axis=0)
+    def _learn(self, row: int, keys: Keys) -> None:
+        """What the heats of a layer said before it used `keys`.
+
+        Each expert counts by the inverse of its variance, about 1 / likelihood: who gives way is
+        decided among the unlikely ones.
+        """
+        heats, experts = self._heats[row], keys % self._shape[1]
+        trust = 1 / np.maximum(self._likely[row], _LEAST_LIKELY)
+        self._moments = self._moments * _MEMORY + (heats * trust) @ heats.T
+        self._targets = self._targets * _MEMORY + heats[:, experts] @ trust[experts]
         self._learnt += 1
         if self._learnt % _FIT_EVERY == 0:
             self._weights = np.linalg.solve(self._moments, self._targets)

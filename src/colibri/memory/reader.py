@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from colibri.errors import ReadError
 from colibri.kernels.api import FAILED, LOADING, READY
 from colibri.memory.arena import Arena
-from colibri.memory.files import OpenFiles
+from colibri.memory.drives import Drives
 from colibri.memory.forked import LIVING
 from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
 from colibri.memory.landing import Job, Landing, LandingFailed, split
@@ -22,10 +22,10 @@ _WAIT_S = 0.1  # so that Ctrl-C gets through where waiting on a condition cannot
 class ThreadReader:
     """A `Reader` whose threads need the GIL between reads, and lag where Python is busy."""
 
-    def __init__(self, arena: Arena, files: OpenFiles, num_threads: int = 4) -> None:
-        """Start the threads; `files` belongs to the reader from now on."""
-        self._states, self._files = arena.states, files
-        self._landing = Landing(arena, files)
+    def __init__(self, arena: Arena, drives: Drives, num_threads: int = 4) -> None:
+        """Start the threads; `drives` belongs to the reader from now on."""
+        self._states, self._drives = arena.states, drives
+        self._landing = Landing(arena, drives)
         self._changed = threading.Condition()
         self._demand: deque[Job] = deque()
         self._prefetch: deque[Job] = deque()
@@ -41,7 +41,7 @@ class ThreadReader:
 
     def submit(self, jobs: Jobs) -> None:
         """Queue the jobs; see `Reader.submit`."""
-        new = split(jobs)
+        new = split(jobs, self._drives)
         with self._changed:
             if self._closed:
                 raise ReadError("the expert store is closed: open the model again")
@@ -86,7 +86,7 @@ class ThreadReader:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._files.close()
+        self._drives.close()
 
     def abandon(self) -> None:
         """In a forked child; see `Abandonable`. The old lock may be held for ever."""

@@ -38,6 +38,7 @@ class RecordTable:
         experts, slots = experts[order], slots[order]
         return Jobs(
             slots=slots.astype(np.int32),
+            records=experts + row * index.file.shape[1],
             files=index.file[row, experts],
             offsets=index.offset[row, experts],
             nbytes=index.nbytes[row, experts],

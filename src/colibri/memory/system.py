@@ -13,14 +13,16 @@ from pathlib import Path
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def open_for_reading(path: Path) -> tuple[int, bool]:
-    """Open with O_DIRECT where the file system takes it; returns the descriptor and whether it did.
+def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
+    """Open with O_DIRECT if `direct` asks and the file system takes it.
+
+    Returns the descriptor and whether reads are direct.
 
     Raises:
         OSError: the file cannot be opened at all.
     """
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-    if _DIRECT:
+    if _DIRECT and direct:
         with suppress(OSError):
             return os.open(path, flags | _DIRECT), True
     return os.open(path, flags), False
@@ -55,6 +57,37 @@ def kilobyte_fields(path: Path) -> dict[str, int]:
         if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
             fields[name] = int(words[0]) * 1024
     return fields
+
+
+def cgroups(root: Path = Path("/")) -> list[Path]:
+    """Directories of the memory cgroups that this process is in: of v1, of v2, or of both."""
+    found = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found.append(root / "sys/fs/cgroup" / path.lstrip("/"))
+        elif "memory" in controllers.split(","):
+            found.append(root / "sys/fs/cgroup/memory" / path.lstrip("/"))
+    return [group for group in found if group.is_dir()]
+
+
+def read_number(path: Path, name: str | None = None) -> int:
+    """The number in a file, or beside `name` in one of `name number` lines; 0 without one."""
+    for line in _lines(path):
+        words = line.split() if name is not None else ["", *line.split()]
+        if len(words) == 2 and words[0] == (name or "") and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def stall_s(path: Path) -> float:
+    """Seconds that some task has waited, of a pressure file; 0 where there is none."""
+    for line in _lines(path):
+        kind, _, figures = line.partition(" ")
+        total = figures.rpartition("total=")[2]
+        if kind == "some" and total.isdigit():
+            return int(total) / 1e6
+    return 0.0
 
 
 def cgroup_room(root: Path = Path("/")) -> int | None:

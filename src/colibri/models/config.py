@@ -40,6 +40,8 @@ _POSITIVE = {
     "shared_expert_intermediate_size",
     "clip_qkv",
 }
+# Far above any model: a damaged count must not keep the loader busy, nor size an allocation.
+_MOST_LAYERS, _MOST_EXPERTS, _MOST_HEAD_WIDTH = 1 << 12, 1 << 16, 1 << 16
 Tokens = int | tuple[int, ...] | None
 
 
@@ -63,6 +65,7 @@ class BaseConfig:
     eos_token_id: Tokens = None
 
     default_rope_theta: ClassVar[float] = 10000.0
+    partial_rotary: ClassVar[bool] = False  # whether the family rotates a part of a head only
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -112,6 +115,8 @@ class BaseConfig:
             "max_position_embeddings",
         ):
             self.require(getattr(self, key) > 0, key, "must be positive")
+        limited = self.num_hidden_layers <= _MOST_LAYERS
+        self.require(limited, "num_hidden_layers", f"must be at most {_MOST_LAYERS}")
         self.require(self.kv_heads > 0, "num_key_value_heads", "must be positive")
         self.require(
             self.num_attention_heads % self.kv_heads == 0,
@@ -123,7 +128,9 @@ class BaseConfig:
             "hidden_size",
             "must be a multiple of num_attention_heads where head_dim is not given",
         )
-        self.require(self.head_width > 0 and self.head_width % 2 == 0, "head_dim", "must be even")
+        width = self.head_width
+        self.require(width > 0 and width % 2 == 0, "head_dim", "must be even")
+        self.require(width <= _MOST_HEAD_WIDTH, "head_dim", f"must be at most {_MOST_HEAD_WIDTH}")
         self.require(self.rms_norm_eps >= 0, "rms_norm_eps", "must not be negative")
         for key in _POSITIVE & {item.name for item in fields(self)}:
             value = getattr(self, key)
@@ -154,6 +161,12 @@ class BaseConfig:
     def rope(self) -> Rope:
         """The rotary embedding of `rope_parameters`."""
         parameters = {"rope_theta": self.default_rope_theta, **self.rope_parameters}
+        share = parameters.get("partial_rotary_factor")
+        if share not in (None, 1) and not self.partial_rotary:
+            raise UnsupportedModelError(
+                f"config.json: partial_rotary_factor = {share!r} is not implemented for model_type "
+                f"{self.model_type!r}, whose heads are rotated whole"
+            )
         limit = self.max_position_embeddings
         return Rope.from_parameters(
             parameters, head_dim=self.head_width, max_position_embeddings=limit
@@ -170,7 +183,8 @@ class MoEConfig(BaseConfig):
     def check(self) -> None:
         """Sizes of the router."""
         super().check()
-        self.require(self.num_experts > 0, "num_experts", "must be positive")
+        limited = 0 < self.num_experts <= _MOST_EXPERTS
+        self.require(limited, "num_experts", f"must be 1 to {_MOST_EXPERTS}")
         self.require(
             0 < self.num_experts_per_tok <= self.num_experts,
             "num_experts_per_tok",

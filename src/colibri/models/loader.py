@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri.checkpoint.safetensors import read_into, read_tensor
 from colibri.errors import NumericsError
@@ -16,6 +17,8 @@ from colibri.kernels.api import FFN, Head, Kernels, Matrix, Norm
 from colibri.kernels.mapping import Mapping
 from colibri.kv import KVPool
 from colibri.memory.opening import open_store
+from colibri.memory.pressure import watch_memory
+from colibri.memory.reader_config import ReaderConfig
 from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from colibri.models.description import DenseTensor, Description
 from colibri.models.family import Layer
@@ -25,12 +28,23 @@ from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import BoundMoE
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+_READER = ReaderConfig()
 
 
 def load_model(
-    description: Description, plan: Plan, kernels: Kernels, progress: Progress | None = None
+    description: Description,
+    plan: Plan,
+    kernels: Kernels,
+    progress: Progress | None = None,
+    *,
+    eviction: str = "mixed",
+    heat: NDArray[np.float64] | None = None,
+    reader: ReaderConfig = _READER,
 ) -> Model:
     """Load what `plan` says and nothing else.
+
+    `eviction` names the policy of the expert store, which starts from `heat [L, E]`; `reader` says
+    how experts are read.
 
     Raises:
         CheckpointError: a file changed or shrank since the census.
@@ -43,8 +57,17 @@ def load_model(
         pool = KVPool(shapes, plan.num_kv_blocks, KV_FORMATS[plan.kv_format])
         resources.callback(pool.close)
         native = library.load() if kernels.name == "native" else None
-        store = open_store(description.experts, plan.slots, library=native)
+        store = open_store(
+            description.experts,
+            plan.slots,
+            library=native,
+            eviction=eviction,
+            active=description.blueprint.limits(1).num_experts_per_tok,
+            heat=heat,
+            reader=reader,
+        )
         resources.callback(store.close)
+        resources.callback(watch_memory(store).close)
         layers = tuple(
             _bind(description, weights, pool, index, layer)
             for index, layer in enumerate(description.blueprint.layers)

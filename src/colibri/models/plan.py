@@ -117,7 +117,9 @@ class _Planner:
         self.active = max((moe.num_experts_per_tok for _, moe in moe_layers), default=0)
         self.budget = usable_bytes(process_bytes) if memory.ram is None else memory.ram
         self.process, self.dense = process_bytes, mapping_nbytes(description.dense_nbytes)
-        self.chunk = memory.prefill_chunk
+        # No step has more rows than the context has positions.
+        longest = memory.context_length or self.config.max_position_embeddings
+        self.chunk = min(memory.prefill_chunk, longest)
         limits = description.blueprint.limits(self.chunk)
         self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(limits)
         self.kv_format = self._kv_format()
@@ -179,12 +181,24 @@ class _Planner:
                 f"context_length = {wanted} is out of range; this model takes 1 to {limit}"
             )
         most = -(-(wanted or limit) // KV_BLOCK) * self.kv_block
+        room = self.memory.kv_ram
+        least = self.kv_block if wanted is None else most
+        if room is not None and room < least:
+            raise BudgetError(self._kv_too_small(room, least))
         if wanted is not None:
             return most
-        room = self.memory.kv_ram
         if room is None:
             room = min(int(max(after_fixed, 0) * _KV_SHARE), after_fixed - slots_bytes)
         return min(max(room, self.kv_block), most)
+
+    def _kv_too_small(self, room: int, least: int) -> str:
+        fitting = room // self.kv_block * KV_BLOCK
+        positions = least // self.kv_block * KV_BLOCK
+        advice = f", or set context_length to {fitting} or less" if fitting else ""
+        return (
+            f"kv_ram = {format_bytes(room)} is too small: K/V of {positions} positions take "
+            f"{format_bytes_up(least)}; raise kv_ram to that{advice}"
+        )
 
     def _context(self, blocks: int) -> int:
         limit = self.memory.context_length or self.config.max_position_embeddings

@@ -32,6 +32,8 @@ class Config(StridedMoEConfig):
         kinds = (_FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
         known = len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _SLIDING}
         self.require(known, "layer_types", f"must give each layer {_FULL!r} or {_SLIDING!r}")
+        used = self.use_sliding_window or _SLIDING not in kinds
+        self.require(used, "layer_types", "has sliding layers, but use_sliding_window is false")
 
     def window(self, index: int) -> int | None:
         """The window of layer `index`, None where it sees everything."""

@@ -20,6 +20,12 @@ from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.kernels.api import Ints, RopeTable
 
 _Frequencies = NDArray[np.float64]
+_KEYS = {
+    *("rope_type", "rope_theta", "partial_rotary_factor", "factor"),
+    *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+    *("finetuned", "mrope_section", "mrope_interleaved"),  # without a meaning for text
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Rope:
                 f"config.json: rope_type {kind!r} is not implemented; known are "
                 f"{', '.join(_SCALINGS)}"
             )
-        _refuse_nested(parameters)
+        _refuse_unknown(parameters)
         rotary_dim = _rotary_dim(parameters, head_dim)
         theta = _number(parameters, "rope_theta")
         plain = theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
@@ -110,8 +116,13 @@ def _number(parameters: Mapping[str, Any], key: str, default: float | None = Non
     return float(value)
 
 
-def _refuse_nested(parameters: Mapping[str, Any]) -> None:
+def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
+        if key not in _KEYS and not isinstance(value, Mapping) and value not in (None, False):
+            raise UnsupportedModelError(
+                f"config.json: rope_parameters.{key} = {value!r} is not implemented and may change "
+                f"the result; known are {', '.join(sorted(_KEYS))}"
+            )
         if isinstance(value, Mapping):
             raise UnsupportedModelError(
                 f"config.json: rope_parameters.{key} = {dict(value)!r}: parameters by kind of "

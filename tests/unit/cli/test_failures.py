@@ -64,3 +64,23 @@ def test_an_unknown_variable_is_an_error(coli: Coli, monkeypatch: pytest.MonkeyP
 def test_version(coli: Coli) -> None:
     result = coli("--version")
     assert (result.exit_code, result.stdout.split()[0]) == (0, "coli")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (MemoryError("Unable to allocate 3 GiB"), 4, "out of memory (Unable to allocate 3 GiB)"),
+        (OSError(28, "No space left on device"), 74, "No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(
+    coli: Coli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+) -> None:
+    def fail(*_: object) -> LLM:
+        raise error
+
+    monkeypatch.setattr(LLM, "from_settings", fail)
+    result = coli("run", "hi")
+    assert result.exit_code == code
+    assert result.stderr.startswith("coli: error: ")
+    assert message in result.stderr

@@ -41,6 +41,15 @@ def test_info(tiny: Path) -> None:
         assert part in text
 
 
+def test_info_shows_what_computes(tiny: Path) -> None:
+    arguments = ("info", str(tiny), "--threads", "1", "--isa", "generic")
+    facts = json.loads(coli(*arguments, "--json").stdout)
+    assert (facts["isa"], facts["threads"]) == ("generic", 1)
+    assert f"generic, 1 thread on CPU {facts['cpu_mask']}" in coli(*arguments).stdout
+    reference = json.loads(coli("info", str(tiny), "--kernels", "reference", "--json").stdout)
+    assert (reference["isa"], reference["threads"]) == (None, None)
+
+
 @pytest.mark.parametrize("command", ["info", "plan"])
 def test_a_model_is_named_once(tiny: Path, command: str) -> None:
     result = coli(command, str(tiny), "--model", "other")

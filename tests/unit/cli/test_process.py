@@ -1,6 +1,7 @@
 """The command as its users start it, over a real checkpoint."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,3 +44,54 @@ def test_a_reader_that_leaves_is_no_failure(tiny: Path) -> None:
         assert process.wait(timeout=60) == 141
     assert "error" not in messages
     assert "Traceback" not in messages
+
+
+COLI = (sys.executable, "-m", "colibri")
+
+
+def test_prompts_are_utf8_whatever_the_locale(tiny: Path) -> None:
+    command = [*COLI, "run", "--json", "--max-tokens", "1", "--model", str(tiny)]
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(argument: list[bytes], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(
+            [*command, *argument], input=stdin, env=plain, capture_output=True, check=False
+        )
+
+    text = "h\u00e9 \u4e2d".encode()
+    for argument, stdin in (([text], b""), ([], text)):
+        result = run(argument, stdin)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["prompt_tokens"] == len(text)
+    for argument, stdin in (([b"\xff"], b""), ([], b"\xff")):
+        result = run(argument, stdin)
+        assert result.returncode == 2
+        assert b"is no text" in result.stderr
+
+
+def test_an_output_that_cannot_be_written(tiny: Path) -> None:
+    command = [*COLI, "run", "hi", "--max-tokens", "2", "--model", str(tiny)]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 74
+    assert b"No space left" in result.stderr
+    assert b"bug" not in result.stderr
+    assert b"Exception" not in result.stderr
+    closed = [sys.executable, "-c", f"import os; os.close(1); os.execv({COLI[0]!r}, {command!r})"]
+    result = subprocess.run(closed, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_ctrl_c_while_it_is_imported() -> None:
+    program = (
+        "import sys, runpy\n"
+        "class Press:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "runpy.run_module('colibri', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (130, "coli: interrupted\n")

@@ -51,5 +51,7 @@ def test_ends_of_the_ranges_are_allowed(field: str, value: Any) -> None:
 def test_the_range_is_in_the_message() -> None:
     with pytest.raises(RequestError, match="at least 0 and at most 1"):
         SamplingParams(top_p=2)
-    with pytest.raises(RequestError, match="more than 0"):
-        SamplingParams(repetition_penalty=0)
+    with pytest.raises(RequestError, match="more than 0 and finite"):
+        SamplingParams(repetition_penalty=math.inf)
+    with pytest.raises(RequestError, match=f"at least 0 and at most {2**64 - 1}"):
+        SamplingParams(seed=2**64)

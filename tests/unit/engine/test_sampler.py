@@ -124,3 +124,14 @@ def test_the_same_seed_gives_the_same_tokens_whatever_else_runs() -> None:
 def test_a_logit_that_is_not_finite_is_named(bad: float) -> None:
     with pytest.raises(NumericsError, match="the logit of token 1 is"):
         draw([0.0, bad, 0.0])
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-308, 1e308])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0, 1e308])
+def test_no_penalty_leaves_the_numbers(penalty: float, temperature: float) -> None:
+    params = SamplingParams(
+        temperature=temperature, repetition_penalty=penalty, top_p=0.9, min_p=0.1, seed=1
+    )
+    sampler = Sampler(params, [0, 1], 4)
+    for _ in range(8):
+        assert 0 <= sampler.choose(np.asarray([3, -3, 2, 0.5], np.float32)) < 4

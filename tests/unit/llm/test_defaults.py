@@ -48,6 +48,8 @@ def test_end_ids(tmp_path: Path, value: Any, ids: set[int]) -> None:
         ({"do_sample": True, "temperature": "hot"}, "temperature is 'hot'"),
         ({"eos_token_id": "two"}, "eos_token_id is 'two'"),
         ({"eos_token_id": [True]}, "eos_token_id is"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id is"),
+        ({"do_sample": "true"}, "do_sample is 'true'"),
     ],
 )
 def test_a_bad_value_names_the_file(tmp_path: Path, config: dict[str, Any], message: str) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from colibri.errors import ConfigError
+from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.models import mixtral, olmoe, qwen2_moe, qwen3_moe
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
+from colibri.models.registry import all_families
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
 
@@ -58,8 +59,9 @@ def test_mixtral() -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"use_sliding_window": False}, [None, None, None]),
-        ({"use_sliding_window": False, "sliding_window": 0}, [None, None, None]),
+        ({"use_sliding_window": False, "layer_types": None}, [None, None, None]),
+        ({"use_sliding_window": False, "layer_types": [FULL] * 3}, [None, None, None]),
+        ({"use_sliding_window": False, "sliding_window": 0, "layer_types": None}, [None] * 3),
         ({"layer_types": [SLIDING, FULL, SLIDING]}, [24, None, 24]),
         ({"layer_types": None}, [24, None, 24]),
         ({"layer_types": None, "max_window_layers": 2}, [24, None, None]),
@@ -77,6 +79,7 @@ def test_qwen2_moe_windows(changes: dict[str, Any], wanted: list[int | None]) ->
     [
         ({"sliding_window": None}, "sliding_window"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"use_sliding_window": False}, "layer_types"),  # says that a layer slides
         ({"layer_types": [FULL]}, "layer_types"),
         ({"layer_types": []}, "layer_types"),
         ({"layer_types": [FULL, FULL, "chunked_attention"]}, "layer_types"),
@@ -129,3 +132,21 @@ def test_stride_of_sparse_layers(family: Family) -> None:
     found = blueprint(family, decoder_sparse_step=2, mlp_only_layers=[3], **layers)
     assert [index for index, _ in found.moe_layers()] == [1, 5]
     assert [layer.layer for layer in found.expert_layers()] == [1, 5]
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.model_type)
+def test_heads_rotated_in_part_are_refused_where_the_family_rotates_them_whole(
+    family: Family,
+) -> None:
+    if family.config.partial_rotary:
+        return
+    whole = {"rope_theta": 1e4, "rope_scaling": None}
+    assert blueprint(family, **whole, partial_rotary_factor=1.0)
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor = 0\.5"):
+        blueprint(family, **whole, partial_rotary_factor=0.5)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts", "head_dim"])
+def test_absurd_counts_are_refused_before_they_size_anything(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: {key} = {10**12} must be"):
+        blueprint(qwen3_moe.FAMILY, **{key: 10**12})

@@ -152,11 +152,12 @@ def test_the_least_budget_holds_one_token(name: str) -> None:
     st.integers(1 << 20, 64 << 20),
     st.sampled_from([None, 1, 64, 65, 256]),
     st.sampled_from([None, 5, 0.5, 1.0]),
-    st.sampled_from([None, 1, 100_000]),
+    st.sampled_from([None, 4, 400]),
 )
 def test_what_a_refusal_advises_works(
-    name: str, short: int, context: int | None, slots: int | float | None, kv_ram: int | None
+    name: str, short: int, context: int | None, slots: int | float | None, blocks: int | None
 ) -> None:
+    kv_ram = None if blocks is None else blocks * block(name)
     asked = {"context_length": context, "expert_slots": slots, "kv_ram": kv_ram}
     ram = least(name) + (short - 4_000_000)
     try:
@@ -241,12 +242,29 @@ def test_a_context_need_not_be_whole_blocks() -> None:
     assert (plan.context_length, plan.num_kv_blocks) == (100, 2)
 
 
-@pytest.mark.parametrize(("blocks", "wanted"), [(0.5, 64), (1, 64), (2.9, 128), (400, 256)])
+@pytest.mark.parametrize(("blocks", "wanted"), [(1, 64), (2.9, 128), (400, 256)])
 def test_memory_for_keys_and_values(blocks: float, wanted: int) -> None:
     name = NAMES[0]
     plan = make(name, ram=1 << 30, kv_ram=int(blocks * block(name)))
     check(plan, name)
     assert plan.context_length == wanted
+
+
+@pytest.mark.parametrize("context", [None, 64, 65, 256])
+def test_memory_for_keys_and_values_is_never_exceeded(context: int | None) -> None:
+    name = NAMES[0]
+    least_kv = -(-(context or 1) // KV_BLOCK) * block(name)
+    asked = {"ram": 1 << 30, "context_length": context}
+    assert make(name, kv_ram=least_kv, **asked).kv_bytes == least_kv
+    message = refused(name, kv_ram=least_kv - 1, **asked)
+    assert message.startswith("kv_ram = ")
+    found = re.search(r"take ([\d.]+ \w+);", message)
+    assert found is not None
+    assert make(name, kv_ram=parse_bytes(found[1]), **asked).kv_bytes >= least_kv
+    shorter = re.search(r"set context_length to (\d+) or less", message)
+    assert (shorter is not None) == (least_kv > block(name))
+    if shorter is not None:
+        make(name, kv_ram=least_kv - 1, **(asked | {"context_length": int(shorter[1])}))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -264,7 +282,12 @@ def test_an_unknown_format_of_keys_and_values() -> None:
 def test_longer_chunks_take_a_larger_workspace() -> None:
     small, large = (make(NAMES[0], ram=1 << 30, prefill_chunk=rows) for rows in (8, 512))
     assert small.workspace_bytes < large.workspace_bytes
-    assert (small.prefill_chunk, large.prefill_chunk) == (8, 512)
+    assert (small.prefill_chunk, large.prefill_chunk) == (8, 256)
+
+
+def test_no_chunk_is_longer_than_the_context() -> None:
+    plan = make(NAMES[0], ram=1 << 30, prefill_chunk=10**12, context_length=100)
+    assert plan.prefill_chunk == 100
 
 
 def test_without_a_budget_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:

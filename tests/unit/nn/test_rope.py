@@ -228,3 +228,10 @@ def test_unknown_kind() -> None:
 def test_parameters_by_kind_of_layer_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"rope_parameters\.full_attention"):
         rope(full_attention={"rope_type": "default"}, sliding_attention={"rope_type": "default"})
+
+
+@pytest.mark.parametrize("key", ["alpha", "short_factor", "nonsense"])
+def test_a_key_that_nothing_reads_is_refused(key: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"rope_parameters\.{key} = 3"):
+        rope(**{key: 3})
+    assert rope(**{key: None}).rotary_dim == rope().rotary_dim

@@ -1,0 +1,71 @@
+/* What reader.c (queues and threads) and landing.c (reads and checks) share. */
+#ifndef COLIBRI_NATIVE_READER_H
+#define COLIBRI_NATIVE_READER_H
+
+#include "colibri.h"
+
+#include <pthread.h>
+
+#define PAGE 4096
+#define MAX_THREADS 64
+
+typedef struct {
+    int64_t offset, nbytes, target;
+    int32_t file;
+} piece;
+
+typedef struct { /* a part of one piece; bounds count from the start of the page that holds its first byte */
+    int32_t slot, piece;
+    int64_t from, to;
+} block;
+
+typedef struct {
+    const colibri_scan *scans;
+    int32_t num_scans, num_pieces;
+    uint32_t crc, drives, used; /* sets of drives, bit d for drive d: that hold the record, that blocks came from */
+    int8_t check, queue;
+    int32_t next, previous; /* slots, -1 at an end */
+    block rest;             /* of the piece that is being handed out: what nobody has taken */
+    int32_t in_flight;      /* blocks taken and not finished */
+    colibri_failure failure; /* reason 0 while nothing has failed */
+} job;
+
+struct colibri_reader {
+    uint8_t *arena;
+    const int64_t *parts;
+    int32_t *states;
+    job *jobs;     /* [num_slots] */
+    piece *pieces; /* [num_slots][max_pieces] */
+    int32_t *fds, *direct; /* [num_drives][num_files] */
+    int32_t max_pieces, num_files, num_drives, num_threads, closing, keep_cache;
+    int64_t block_nbytes; /* 0: pieces are read whole */
+    int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
+    int64_t weights[COLIBRI_MAX_DRIVES], in_flight[COLIBRI_MAX_DRIVES], drive_bytes[COLIBRI_MAX_DRIVES];
+    uint32_t dropped; /* mirrors that failed, a set */
+    colibri_failure drops[COLIBRI_MAX_DRIVES];
+    colibri_reader_stats stats;
+    pthread_mutex_t mutex; /* guards queues, `closing`, and of jobs `rest`, `in_flight`, `used`, `failure` */
+    pthread_cond_t wake;
+    pthread_t threads[MAX_THREADS];
+};
+
+static inline const piece *pieces_of(const colibri_reader *r, int32_t slot) {
+    return r->pieces + (int64_t)slot * r->max_pieces;
+}
+
+/* Bytes of the whole pages around a piece. */
+static inline int64_t whole_pages(const piece *p) {
+    return (p->offset % PAGE + p->nbytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static inline void count(int64_t *counter, int64_t amount) {
+    __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED);
+}
+
+/* Both return 0, or a reason with `failure` filled in. */
+/* Reads a block, from another drive where the first fails; `drive` becomes the one that it came from. */
+int landing_read(colibri_reader *r, const block *b, int32_t *drive, colibri_failure *failure);
+/* Checks a record of which all blocks are there, and reads it again from each drive alone where it is wrong. */
+int landing_check(colibri_reader *r, int32_t slot, colibri_failure *failure);
+
+#endif

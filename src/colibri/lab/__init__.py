@@ -1,0 +1,1 @@
+"""Measures and explains: works through `llm`, prints nothing."""

@@ -1,0 +1,182 @@
+"""`coli convert` and `coli verify` as their users start them."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from colibri.checkpoint.container_manifest import MANIFEST, PROGRESS
+from colibri.cli.main import app
+from colibri.models.family import Family
+from colibri.models.registry import all_families
+from tests.tiny import write_tiny
+
+Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def coli(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="coli")
+
+
+# Converts, and is killed or interrupted by itself after so many experts.
+STOPPED = """
+import os, signal, sys
+from colibri.checkpoint import convert
+from colibri.cli.main import main
+after, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+advance, count = convert._Job._advance, 0
+def counted(self, what, nbytes):
+    global count
+    count += 1
+    if count == after:
+        os.kill(os.getpid(), number)
+    advance(self, what, nbytes)
+convert._Job._advance = counted
+raise SystemExit(main())
+"""
+
+
+def stopped(after: int, number: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", STOPPED, str(after), str(int(number)), "convert", *arguments],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.model_type)
+def test_a_family_converts_runs_and_verifies(family: Family, tmp_path: Path) -> None:
+    source, made = write_tiny(tmp_path / "from", family), tmp_path / "to"
+    result = coli("convert", source, made, "--dense", "int8-g64", "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["ratio"] == report["source_bytes"] / report["total_bytes"] > 1
+    sizes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert report["source_bytes"] == sizes
+    assert coli("verify", made).exit_code == 0
+    run = coli("run", "--ids", "1 2 3", "--model", made, "--max-tokens", "4", "--ignore-eos")
+    assert run.exit_code == 0, run.stderr
+    assert len(run.stdout.split()) == 4
+
+
+def test_it_says_what_it_does(tiny_source: Path, tmp_path: Path, spawn: Spawn) -> None:
+    result = spawn("convert", str(tiny_source), str(tmp_path / "to"))
+    assert (result.returncode, result.stdout) == (0, "")
+    first, last = result.stderr.splitlines()
+    assert first == f"opening {tiny_source} …"
+    assert last.startswith(f"{tmp_path / 'to'}: ")
+    assert "smaller" in last
+
+
+@pytest.fixture(scope="module")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("convert") / "from", all_families()[0])
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+)
+def test_a_stopped_conversion_goes_on(
+    number: signal.Signals, code: int, tiny_source: Path, tmp_path: Path
+) -> None:
+    made, whole = tmp_path / "to", tmp_path / "whole"
+    experts = all_families()[0].tiny_config()
+    count = experts.get("num_experts") or experts["num_local_experts"]
+    result = stopped(count + 2, number, str(tiny_source), str(made))
+    assert result.returncode == code
+    assert (made / PROGRESS).exists()
+    assert not (made / MANIFEST).exists()
+    if number is signal.SIGINT:
+        assert f"is kept in {made}: run the same command again" in result.stderr
+        assert "Traceback" not in result.stderr
+    opened = coli("run", "--ids", "1", "--model", made)
+    assert opened.exit_code == 3
+    assert "run the same command again" in opened.stderr
+
+    again = coli("convert", tiny_source, made, "--json")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["num_kept_layers"] == 1
+    assert coli("convert", tiny_source, whole).exit_code == 0
+    contents = {path.name: path.read_bytes() for path in whole.iterdir()}
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == contents
+
+
+def test_a_directory_in_use_is_refused(tiny_source: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    result = coli("convert", tiny_source, tmp_path)
+    assert result.exit_code == 3
+    assert "holds other files; name an empty directory" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    onto_itself = coli("convert", tiny_source, tiny_source)
+    assert onto_itself.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "to"], "nowhere: there is no such directory"),
+        (["{source}", "to", "--experts", "int4-g6"], "did you mean 'int4-g64'"),
+        (["{source}", "to", "--dense", "q"], "'q'"),
+    ],
+)
+def test_refusals(
+    arguments: list[str],
+    message: str,
+    tiny_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = coli("convert", *(argument.format(source=tiny_source) for argument in arguments))
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert message in result.stderr
+    assert not (tmp_path / "to").exists()
+
+
+def test_codes_are_not_rounded_twice_and_may_be_kept(tiny_source: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert coli("convert", tiny_source, first, "--experts", "int8-g64").exit_code == 0
+    result = coli("convert", first, second)
+    assert result.exit_code == 3
+    assert "rounded a second time" in result.stderr
+    assert coli("convert", first, second, "--experts", "keep").exit_code == 0
+    for path in first.glob("experts-*"):
+        assert (second / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_unknown_variable_is_refused(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_MODLE", "x")
+    result = coli("convert", tiny_source, tmp_path / "to")
+    assert result.exit_code == 2
+    assert "did you mean COLIBRI_MODEL" in result.stderr
+
+
+def test_verify_names_what_is_damaged(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    assert coli("convert", tiny_source, made).exit_code == 0
+    facts = json.loads(coli("verify", made, "--json").stdout)
+    assert facts["ok"]
+    assert facts["files"] == len(list(made.glob("*.safetensors")))
+    path = sorted(made.glob("experts-*"))[-1]
+    data = bytearray(path.read_bytes())
+    data[-5000] ^= 4
+    path.write_bytes(data)
+    result = coli("verify", made)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"{path}: layer" in result.stderr
+
+
+def test_verify_says_what_it_cannot_check(tiny_source: Path) -> None:
+    result = coli("verify", tiny_source)
+    assert result.exit_code == 0
+    assert "contents were not checked" in result.stderr
