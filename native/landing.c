@@ -113,17 +113,19 @@ static uint32_t living(colibri_reader *r, uint32_t drives) {
     return drives & ~__atomic_load_n(&r->dropped, __ATOMIC_ACQUIRE);
 }
 
-/* The drive of a set that would be done first, were its bandwidth shared by what it is reading. */
+/* The drive of a set that would be done first, were its bandwidth shared by what it is reading; of equals, the one
+ * that has given less. */
 static int32_t soonest(colibri_reader *r, uint32_t drives, int64_t nbytes) {
     int32_t best = -1;
-    double least = 0;
+    double least = 0, least_given = 0;
     for (int32_t d = 0; d < r->num_drives; d++) {
         if (!(drives >> d & 1))
             continue;
         int64_t ahead = __atomic_load_n(&r->in_flight[d], __ATOMIC_RELAXED);
         double time = (double)(ahead + nbytes) / (double)r->weights[d];
-        if (best < 0 || time < least)
-            best = d, least = time;
+        double given = (double)__atomic_load_n(&r->drive_bytes[d], __ATOMIC_RELAXED) / (double)r->weights[d];
+        if (best < 0 || time < least || (time == least && given < least_given))
+            best = d, least = time, least_given = given;
     }
     return best;
 }

@@ -88,6 +88,8 @@ def kernels(
         "activations": () if settings.activations is None else (settings.activations,),
     }
     bench = KernelBench(**(dict(QUICK) if quick else {}))
+    if formats:
+        bench = replace(bench, error_formats=())
     bench = replace(bench, **{name: value for name, value in given.items() if value})
     with Reporter() as reporter:
         envelope = bench_kernels(bench, settings, reporter)
@@ -152,7 +154,8 @@ def call_table(envelope: Envelope) -> Table:
     shown.add_row(
         "native calls", f"{row['native_s'] * 1e3:.2f} ms, {row['native_calls']:.0f} calls"
     )
-    shown.add_row("Python", f"{row['python_s'] * 1e3:.2f} ms")
+    cpu = f"{row['python_cpu_s'] * 1e3:.2f} ms of processor time"
+    shown.add_row("Python", f"{row['python_s'] * 1e3:.2f} ms, {cpu}")
     shown.add_row("Python's share", f"{row['python_share']:.1%} ({low:.1%} to {high:.1%})")
     share = row["python_share_at_10_per_s"]
     shown.add_row("at 10 tokens/s", f"{share:.1%}, if as many layers took 100 ms")

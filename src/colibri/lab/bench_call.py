@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,23 @@ class TimedKernels(NativeKernels):
     """
 
     native_ns = 0
+    native_cpu_ns = 0  # of the calling thread
     native_calls = 0
 
     def _do(self, function: str, *arguments: Any) -> None:
-        start = perf_counter_ns()
+        cpu, start = thread_time_ns(), perf_counter_ns()
         try:
             super()._do(function, *arguments)
         finally:
             self.native_ns += perf_counter_ns() - start
+            self.native_cpu_ns += thread_time_ns() - cpu
             self.native_calls += 1
+
+    def clocks(self) -> NDArray[np.float64]:
+        """Now, nanoseconds in native calls, Python's processor time, and how many calls."""
+        python_cpu = thread_time_ns() - self.native_cpu_ns
+        values = (perf_counter_ns(), self.native_ns, python_cpu, self.native_calls)
+        return np.array(values, np.float64)
 
 
 def bench_call(
@@ -90,18 +98,17 @@ def bench_call(
 
 
 def _decode(llm: LLM, kernels: TimedKernels, num_steps: int) -> NDArray[np.float64]:
-    """Nanoseconds of each step, of them in native calls, and how many calls; `[steps, 3]`."""
+    """What `TimedKernels.clocks` gained in each step; `[steps, 4]`."""
     vocab = llm.prepared.config.vocab_size
     prompt = np.random.default_rng(0).integers(0, vocab, _PROMPT).tolist()
-    steps: list[tuple[int, int, int]] = []
+    steps: list[NDArray[np.float64]] = []
     tokens = _WARM_STEPS + num_steps
     with llm.stream(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True) as stream:
         for _ in range(tokens):
-            native, calls, start = kernels.native_ns, kernels.native_calls, perf_counter_ns()
+            before = kernels.clocks()
             next(stream)
-            taken = perf_counter_ns() - start
-            steps.append((taken, kernels.native_ns - native, kernels.native_calls - calls))
-    return np.array(steps[_WARM_STEPS:], np.float64)
+            steps.append(kernels.clocks() - before)
+    return np.array(steps[_WARM_STEPS:])
 
 
 def _shares(steps: NDArray[np.float64], num_layers: int) -> dict[str, Any]:
@@ -115,8 +122,9 @@ def _shares(steps: NDArray[np.float64], num_layers: int) -> dict[str, Any]:
         "step_s": median(taken.tolist()),
         "native_s": median(native.tolist()),
         "python_s": python_s,
+        "python_cpu_s": median((steps[:, 2] / 1e9).tolist()),
         "python_s_per_layer": python_s / num_layers,
-        "native_calls": median(steps[:, 2].tolist()),
+        "native_calls": median(steps[:, 3].tolist()),
         "python_share": median(shares),
         "interval": interval(shares),
         "python_share_at_10_per_s": python_s * TARGET_TOKENS_PER_S,
@@ -127,7 +135,7 @@ def _why_no_measurement(steps: NDArray[np.float64]) -> list[str]:
     reasons = []
     if len(steps) < LEAST_PAIRS:
         reasons.append(f"{len(steps)} steps: the median of at least {LEAST_PAIRS} counts")
-    if (steps[:, 2] == 0).any():
+    if (steps[:, 3] == 0).any():
         reasons.append("a step without native calls")
     return reasons
 

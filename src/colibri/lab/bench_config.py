@@ -51,6 +51,8 @@ SHAPES: tuple[ExpertShape, ...] = (
 )
 # The formats that have a bar, as far as this version knows them.
 MEASURED = ("int4-g64", "int8-g64", "mxfp4", "fp8-e4m3-b128", "bf16")
+# Other groups of the same codes: their errors have a bar too, their speed follows from the above.
+ERRORS_ONLY = ("int4-g32", "int4-g128", "int8-g32", "int8-g128")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class KernelBench:
     Attributes:
         ops: operations.
         formats: of weights, by name.
+        error_formats: of which only the error is measured.
         activations: codings of inputs, for formats that are coded; others take float32.
         num_tokens: rows of the input of `matrix`; the others decode one token.
         shapes: of experts.
@@ -72,6 +75,7 @@ class KernelBench:
 
     ops: tuple[Op, ...] = OPS
     formats: tuple[str, ...] = tuple(name for name in MEASURED if name in FORMATS)
+    error_formats: tuple[str, ...] = ERRORS_ONLY
     activations: tuple[Activations, ...] = (Activations.INT16, Activations.INT8)
     num_tokens: tuple[int, ...] = (1, 4, 16, 64)
     shapes: tuple[ExpertShape, ...] = SHAPES
@@ -85,9 +89,9 @@ class KernelBench:
         """How inputs of such matrices are coded."""
         return self.activations if fmt.is_coded else (Activations.FLOAT32,)
 
-    def weights(self) -> Iterator[tuple[ExpertShape, Format]]:
+    def weights(self, errors_only: bool = False) -> Iterator[tuple[ExpertShape, Format]]:
         """Every shape in every format."""
-        for name in self.formats:
+        for name in self.error_formats if errors_only else self.formats:
             for shape in self.shapes:
                 yield shape, get_format(name)
 
@@ -122,6 +126,7 @@ def why_too_busy(machine: Mapping[str, Any]) -> list[str]:
 
 QUICK: Mapping[str, Any] = {
     "formats": ("int4-g64",),
+    "error_formats": (),
     "num_tokens": (1, 16),
     "shapes": SHAPES[:1],
     "pairs": LEAST_PAIRS,

@@ -12,7 +12,7 @@ from colibri.kernels.mapping import Mapping as MemoryMapping
 from colibri.lab.bench_attention import LIMITS as ATTENTION_LIMITS
 from colibri.lab.bench_attention import bench_attention
 from colibri.lab.bench_config import KernelBench
-from colibri.lab.bench_matrix import bench_matrices, limits_of
+from colibri.lab.bench_matrix import bench_errors, bench_matrices, limits_of
 from colibri.lab.bench_moe import bench_experts, limits_of_experts
 from colibri.lab.bench_result import Measured, Progress, with_cells
 from colibri.lab.bootstrap import interval, median
@@ -101,6 +101,7 @@ class _Run:
         bench, data = self._bench, memory.data
         if "matrix" in bench.ops:
             yield from bench_matrices(bench, data, self._kernels, self._library, self._begin)
+            yield from bench_errors(bench, data, self._kernels, self._begin)
         if "moe_step" in bench.ops:
             yield from bench_experts(bench, data, self._kernels, self._begin)
 
@@ -111,6 +112,7 @@ class _Run:
     def _count(self) -> int:
         bench = self._bench
         matrices = sum(len(shape.matrices()) for shape, _ in bench.weights())
+        matrices += len(list(bench.weights(errors_only=True)))
         experts = sum(shape.intermediate_size is not None for shape, _ in bench.weights())
         counts: dict[str, int] = {"matrix": matrices, "moe_step": experts, "attention": 1}
         return sum(counts[op] for op in bench.ops)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from colibri.formats import Bytes, Floats, Format, Shape
+from colibri.formats import Bytes, Floats, Format, Shape, padded
 from colibri.kernels.api import Activations, Limits
 from colibri.lab.bench_config import KernelBench
-from colibri.lab.bench_result import Measured, Result, peer_fields
+from colibri.lab.bench_result import Measured, Result, no_rounds, peer_fields
 from colibri.lab.bootstrap import interval, median
 from colibri.lab.inputs import KINDS, gaussian, rms_error
 from colibri.lab.pairs import Ring, Turn, alternate, items_for
 from colibri.lab.peer import BITS_PER_WEIGHT, PeerLibrary, PeerMatrices
-from colibri.lab.working_set import BenchKernels, DistinctMatrices, read_turn
+from colibri.lab.working_set import ALIGN, BenchKernels, DistinctMatrices, read_turn
 
 KernelsBy = Mapping[Activations, BenchKernels]
 
@@ -57,7 +57,7 @@ class MatrixCell:
         rates = alternate(turns, self.bench.pairs, pause)
         limits, own = rates[:, 0], rates[:, 1]
         shares = own * self.weights.nbytes / limits
-        ratios = own / rates[:, 2] if self.peer is not None else np.zeros(0)
+        ratios = own / rates[:, 2] if self.peer is not None else no_rounds()
         speed = median(own.tolist())
         result = Result(
             op="matrix",
@@ -113,6 +113,30 @@ class ProductTurns:
         for call in chosen:
             call()
         return time.perf_counter() - start
+
+
+def bench_errors(
+    bench: KernelBench, memory: Bytes, kernels: KernelsBy, begin: Callable[[], None]
+) -> Iterator[Measured]:
+    """Errors alone, in the formats whose speed is not measured; `begin` is called before each."""
+    for expert, fmt in bench.weights(errors_only=True):
+        begin()
+        for shape in expert.matrices():
+            one = memory[: padded(fmt.resident_nbytes(shape), ALIGN)]
+            weights = DistinctMatrices(one, fmt, shape, np.random.default_rng(0))
+            for coding in bench.codings(fmt):
+                result = Result(
+                    op="matrix",
+                    shape=expert.name,
+                    format=fmt.name,
+                    activations=str(coding),
+                    n=_ERROR_ROWS,
+                    rows=shape[0],
+                    columns=shape[1],
+                    threads=kernels[coding].threads,
+                    error_rms=matrix_error(kernels[coding], weights),
+                )
+                yield Measured(result)
 
 
 def matrix_error(kernels: BenchKernels, weights: DistinctMatrices) -> float:

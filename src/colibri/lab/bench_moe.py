@@ -121,7 +121,8 @@ def bench_experts(
             continue
         begin()
         layout = RecordLayout.uniform(fmt, expert.hidden_size, expert.intermediate_size)
-        weights = DistinctExperts(memory, layout, np.random.default_rng(0))
+        rng = np.random.default_rng(0)
+        weights = DistinctExperts(memory, layout, rng, expert.num_experts_per_tok)
         for coding in bench.codings(fmt):
             yield _measure(bench, expert, fmt, weights, kernels[coding])
 
@@ -162,7 +163,7 @@ def _measure(
         gops=speed * operations * expert.num_experts_per_tok / 1e9,
         interval=interval(ratios.tolist()),
     )
-    return Measured(result, limits, ratios, np.zeros(0))
+    return Measured(result, limits, ratios)
 
 
 def limits_of_experts(shapes: list[ExpertShape]) -> Limits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,11 @@ class Result:
         return asdict(self)
 
 
+def no_rounds() -> NDArray[np.float64]:
+    """What there is where nothing was timed."""
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """A result and the rounds that it is the median of.
@@ -72,14 +77,15 @@ class Measured:
     Attributes:
         result: the medians.
         limits: bytes per second of plain reading, of each round.
-        judged: share_of_parts or share_of_limit of each round.
+        judged: share_of_parts or share_of_limit of each round; empty where only an error was
+            measured, as are the others then.
         peer: peer_ratio of each round; empty without a peer.
     """
 
     result: Result
-    limits: NDArray[np.float64]
-    judged: NDArray[np.float64]
-    peer: NDArray[np.float64]
+    limits: NDArray[np.float64] = field(default_factory=no_rounds)
+    judged: NDArray[np.float64] = field(default_factory=no_rounds)
+    peer: NDArray[np.float64] = field(default_factory=no_rounds)
 
 
 def peer_fields(ratios: NDArray[np.float64]) -> dict[str, Any]:
@@ -109,13 +115,14 @@ def _cell(members: Sequence[Measured]) -> Result:
     for name in _AVERAGED:
         values[name] = _mean(getattr(item.result, name) for item in members)
     errors = [m.result.error_rms for m in members if m.result.error_rms is not None]
+    judged = [m.judged.tolist() for m in members if m.judged.size]
     peers = [m.peer.tolist() for m in members if m.peer.size]
     values |= {
         "shape": None,
         "rows": None,
         "columns": None,
         "error_rms": max(errors, default=None),
-        "interval": product_interval([m.judged.tolist() for m in members]),
+        "interval": product_interval(judged) if judged else None,
         "peer_interval": product_interval(peers) if peers else None,
     }
     return Result(**values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from colibri.checkpoint.random_weights import random_matrix
 from colibri.checkpoint.record import RecordLayout
-from colibri.errors import BudgetError, NativeLibraryError, SettingsError
+from colibri.errors import BudgetError, NativeLibraryError, RequestError, SettingsError
 from colibri.formats import Bytes, FloatFormat, Floats, Format, IntegerFormat, Shape, padded
 from colibri.kernels import why_reference
 from colibri.kernels.api import Activations, Matrix
@@ -22,7 +22,7 @@ from colibri.memory.budget import available_bytes
 from colibri.settings import Settings
 from colibri.units import format_bytes
 
-_ALIGN = 64
+ALIGN = 64
 _RESERVE = 256 << 20  # what else the bench needs, and what the machine should keep
 
 
@@ -104,11 +104,15 @@ class DistinctMatrices:
     """
 
     def __init__(self, memory: Bytes, fmt: Format, shape: Shape, rng: np.random.Generator) -> None:
-        """Draw one matrix; the others are copies of it with their panels turned."""
+        """Draw one matrix; the others are copies of it with their panels turned.
+
+        Raises:
+            RequestError: not one of them fits.
+        """
         self.memory, self.format, self.shape = memory, fmt, shape
         self.nbytes = fmt.resident_nbytes(shape)
-        self.stride = padded(self.nbytes, _ALIGN)
-        self.count = memory.size // self.stride
+        self.stride = padded(self.nbytes, ALIGN)
+        self.count = _at_least(1, memory.size // self.stride, f"{fmt} matrices {list(shape)}")
         base = draw(fmt, shape, rng)
         panel = fmt.panel_nbytes(shape[1])
         for index in range(self.count):
@@ -130,10 +134,16 @@ class DistinctExperts:
         offsets: `[count, 3]` where gate, up and down begin.
     """
 
-    def __init__(self, memory: Bytes, layout: RecordLayout, rng: np.random.Generator) -> None:
-        """Draw one expert; the others are copies of it with their panels turned."""
+    def __init__(
+        self, memory: Bytes, layout: RecordLayout, rng: np.random.Generator, least: int = 1
+    ) -> None:
+        """Draw one expert; the others are copies of it with their panels turned.
+
+        Raises:
+            RequestError: fewer than `least` of them fit.
+        """
         self.memory, self.layout, self.stride = memory, layout, layout.nbytes
-        self.count = memory.size // layout.nbytes
+        self.count = _at_least(least, memory.size // layout.nbytes, "experts")
         bases = [draw(p.format, (p.rows, p.columns), rng) for p in layout.parts]
         panels = [p.format.panel_nbytes(p.columns) for p in layout.parts]
         for index in range(self.count):
@@ -166,6 +176,14 @@ def draw(fmt: Format, shape: Shape, rng: np.random.Generator) -> Bytes:
         return random_matrix(fmt, shape, rng, deviation)
     weights = rng.standard_normal(shape, np.float32) * np.float32(deviation)
     return fmt.pack(fmt.encode(weights), shape)
+
+
+def _at_least(least: int, count: int, what: str) -> int:
+    if count < least:
+        raise RequestError(
+            f"the working set holds {count} {what}, and {least} are needed: make it larger"
+        )
+    return count
 
 
 def _turned(base: Bytes, panel_nbytes: int, by: int) -> Bytes:

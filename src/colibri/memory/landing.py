@@ -121,8 +121,10 @@ class Landing:
         assert told is not None  # drive 0 holds everything
         raise told
 
-    def _seconds(self, drive: int, nbytes: int) -> float:
-        return (self._in_flight[drive] + nbytes) / self._drives.weights[drive]
+    def _seconds(self, drive: int, nbytes: int) -> tuple[float, float]:
+        """Until it would be done, were its bandwidth shared; then what it has given so far."""
+        weight = self._drives.weights[drive]
+        return (self._in_flight[drive] + nbytes) / weight, self._drive_bytes[drive] / weight
 
     def _blame(self, drive: int, failed: LandingFailed) -> None:
         if drive:

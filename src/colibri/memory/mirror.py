@@ -108,9 +108,8 @@ def _same(copy: Path, original: Path) -> bool:
 
 def _spread(records: NDArray[np.intp]) -> NDArray[np.intp]:
     """A few of them, evenly."""
-    chosen: NDArray[np.intp] = records[
-        np.unique(np.linspace(0, len(records) - 1, _SAMPLES).astype(int))
-    ]
+    n = min(_SAMPLES, len(records))
+    chosen: NDArray[np.intp] = records[np.linspace(0, len(records) - 1, n).astype(int)]
     return chosen
 
 

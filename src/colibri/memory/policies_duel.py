@@ -34,7 +34,9 @@ class Duel:
         self._forecast, self._lru = forecast, lru
         self._num_keys, self._capacity = num_keys, capacity
         self._share = min(1.0, _KEYS_A_LOOK / num_keys)
-        self._tick, self._bar = 0, int(self._share * 2**32)
+        self._sizes = (capacity,)
+        # With room for all there is nothing to compare.
+        self._tick, self._bar = 0, int(self._share * 2**32) if capacity < num_keys else -1
         self._limit = max(_LEAST_LIMIT, capacity // 4) * self._share
         self._behind = 0.0  # misses of the deciding ranking less those of the other
         self._shadow: Directory | None = None
@@ -44,7 +46,8 @@ class Duel:
         recent = self.missed_by_lru(keys)
         self._forecast.touch(keys)
         self._lru.touch(keys)
-        self.book(keys, missed, recent)
+        if recent is not None or self._shadow is not None:
+            self.book(keys, missed, recent)
 
     def hint(self, keys: Keys) -> None:
         """Only the forecast can use it."""
@@ -61,10 +64,11 @@ class Duel:
 
     def missed_by_lru(self, keys: Keys) -> int | None:
         """How many of `keys`, not touched yet, LRU misses; None where nobody wants to know."""
+        return self._lru.missed(keys, self._sizes)[0] if self._due() else None
+
+    def _due(self) -> bool:
         self._tick = (self._tick + _STRIDE) & 0xFFFFFFFF
-        if self._tick > self._bar or self._capacity >= self._num_keys:
-            return None
-        return self._lru.missed(keys, [self._capacity])[0]
+        return self._tick <= self._bar
 
     def book(self, keys: Keys, missed: int, missed_by_lru: int | None) -> None:
         """`missed` of `keys`, which both know of by now, were not kept."""

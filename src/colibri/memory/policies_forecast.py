@@ -42,7 +42,8 @@ class Forecast:
         self._moments = np.eye(len(HALF_LIVES)) * _PRIOR
         self._targets = self._moments @ self._weights
         self._distinct = np.arange(num_layers * num_experts).reshape(self._shape) * _EPSILON
-        self._likely: Doubles = np.full(self._shape, active / num_experts) + self._distinct
+        self._likely: Doubles = np.empty(self._shape)
+        self._stale = np.ones(num_layers, bool)  # layers whose likelihoods are to be worked out
         self._turns = _turns(num_layers)
         self._hinted = np.zeros(num_layers * num_experts, bool)
         self._num_hinted = 0
@@ -57,7 +58,7 @@ class Forecast:
         known = uses[:, 0] > 0
         likely = np.minimum(self._active * counts[known] / uses[known], 1.0)
         self._heats[known] = likely[:, None]
-        self._likely[known] = likely + self._distinct[known]
+        self._stale[known] = True
         self._scores = None
 
     def touch(self, keys: Keys, missed: int = 0) -> None:
@@ -78,7 +79,7 @@ class Forecast:
     def scores(self) -> Scores:
         """The likelihood of every key, worth more the sooner its layer's turn is."""
         if self._scores is None:
-            self._catch_up()
+            self._refresh()
             self._scores = (self._likely * self._turn()[:, None]).ravel()
             if self._num_hinted:
                 self._scores[self._hinted] += _HINTED
@@ -86,7 +87,7 @@ class Forecast:
 
     def victims(self, n: int, allowed: Keys) -> NDArray[np.intp]:
         """The n least likely."""
-        self._catch_up()
+        self._refresh()
         turn: Doubles = self._turn()[allowed // self._shape[1]]
         scores: Doubles = self._likely.reshape(-1)[allowed] * turn
         if self._num_hinted:
@@ -98,6 +99,19 @@ class Forecast:
         start = len(self._turns) // 2 - 1 - self._row
         return self._turns[start : start + self._shape[0]]
 
+    def _refresh(self) -> None:
+        """Work out likelihoods where heats or weights have changed."""
+        self._catch_up()
+        rows = np.flatnonzero(self._stale)
+        if len(rows):
+            self._likely[rows] = self._weighed(self._heats[rows]) + self._distinct[rows]
+            self._stale[rows] = False
+
+    def _weighed(self, heats: Doubles) -> Doubles:
+        """Likelihoods `[…, E]` by `heats […, S, E]`; the bits do not depend on what is asked."""
+        likely: Doubles = np.maximum((heats * self._weights[:, None]).sum(axis=-2), 0.0)
+        return likely
+
     def _catch_up(self) -> None:
         """Bring heats up to date.
 
@@ -107,8 +121,9 @@ class Forecast:
         pending, self._pending = self._pending, []
         rows: list[int] = []
         first = 0
+        num_experts = self._shape[1]
         for number, keys in enumerate(pending):
-            row = int(keys[0]) // self._shape[1]
+            row = keys.item(0) // num_experts
             if rows and row <= rows[-1]:
                 self._visit(rows, pending[first:number])
                 rows, first = [], number
@@ -131,9 +146,7 @@ class Forecast:
         self._heats[where] *= self._decay
         places = keys + keys // self._shape[1] * (self._planes[-1])
         self._heats.reshape(-1)[places[:, None] + self._planes] += self._rise
-        # Summed element by element: the bits do not depend on how layers are grouped.
-        likely = (self._heats[where] * self._weights[:, None]).sum(axis=1)
-        self._likely[where] = np.maximum(likely, 0.0) + self._distinct[where]
+        self._stale[where] = True
         self._row = rows[-1]
         if self._num_hinted:
             self._hinted.reshape(self._shape)[where] = False
@@ -146,12 +159,13 @@ class Forecast:
         decided among the unlikely ones.
         """
         heats, experts = self._heats[row], keys % self._shape[1]
-        trust = 1 / np.maximum(self._likely[row], _LEAST_LIKELY)
+        trust = 1 / np.maximum(self._weighed(heats), _LEAST_LIKELY)
         self._moments = self._moments * _MEMORY + (heats * trust) @ heats.T
         self._targets = self._targets * _MEMORY + heats[:, experts] @ trust[experts]
         self._learnt += 1
         if self._learnt % _FIT_EVERY == 0:
             self._weights = np.linalg.solve(self._moments, self._targets)
+            self._stale[:] = True
 
 
 def _turns(num_layers: int) -> Doubles:

@@ -60,6 +60,8 @@ def test_call(tiny: Path) -> None:
         (["--isa", "quantum"], 2, "does not run here"),
         (["--kernels", "reference"], 2, "only native kernels are measured"),
         (["--working-set", "900TB"], 4, "of memory are free"),
+        (["--working-set", "1MB", "--op", "matrix"], 2, "holds 0 int4-g64 matrices"),
+        (["--working-set", "9MB", "--op", "moe_step"], 2, "holds 3 experts, and 8 are needed"),
     ],
 )
 def test_refusals(arguments: list[str], code: int, message: str) -> None:

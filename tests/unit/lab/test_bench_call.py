@@ -28,6 +28,7 @@ def test_a_step_is_accounted_for(tiny: Path) -> None:
     (row,) = shown["results"]
     assert 0 < row["native_s"] < row["step_s"]
     assert 0 < row["python_s"] < row["step_s"]
+    assert 0 < row["python_cpu_s"] < row["step_s"]
     low, high = row["interval"]
     assert 0 < low <= row["python_share"] <= high < 1
     assert row["python_share_at_10_per_s"] == pytest.approx(10 * row["python_s"])
@@ -42,7 +43,7 @@ def test_few_steps_are_no_measurement(tiny: Path) -> None:
 
 
 def test_steps_without_native_calls_are_no_measurement() -> None:
-    steps = np.array([[100.0, 50.0, 4.0]] * 7 + [[100.0, 0.0, 0.0]])
+    steps = np.array([[100.0, 50.0, 40.0, 4.0]] * 7 + [[100.0, 0.0, 100.0, 0.0]])
     assert module._why_no_measurement(steps) == ["a step without native calls"]
 
 

@@ -18,6 +18,7 @@ from colibri.settings import Settings
 
 TINY = KernelBench(
     formats=("int4-g64", "bf16"),
+    error_formats=("int4-g128",),
     num_tokens=(1, 4),
     shapes=(parse_shape("64x128"),),
     pairs=2,
@@ -43,7 +44,7 @@ def test_a_whole_bench() -> None:
     assert shown["settings"]["threads"] == 1
     results = shown["results"]
     assert all(list(row) == FIELDS for row in results)
-    matrices = [row for row in results if row["op"] == "matrix" and row["rows"]]
+    matrices = [row for row in results if row["op"] == "matrix" and row["rows"] and row["gops"]]
     wanted = {("int4-g64", "int16"), ("int4-g64", "int8"), ("bf16", "float32")}
     assert {(row["format"], row["activations"]) for row in matrices} == wanted
     assert {(row["n"], row["rows"], row["columns"]) for row in matrices} == {
@@ -51,13 +52,17 @@ def test_a_whole_bench() -> None:
     }
     assert len(matrices) == 12
     assert {row["op"] for row in results} == {"matrix", "moe_step", "attention"}
-    assert stages[-1] == (7, 7)
+    assert stages[-1] == (8, 8)
 
 
 def test_values_make_sense() -> None:
     report = bench_kernels(TINY, Settings(threads=1))
     errors = {"int16": 1e-4, "int8": 2e-2, "float32": 1e-5}
     for row in report.results:
+        if row["format"] == "int4-g128":
+            assert 0 < row["error_rms"] <= 1.5 * errors[row["activations"]]
+            assert row["interval"] is row["share_of_limit"] is row["bytes_per_s"] is None
+            continue
         low, high = row["interval"]
         judged = row["share_of_parts"] or row["share_of_limit"]
         assert 0 < low <= judged <= high or row["rows"] is None
@@ -116,7 +121,7 @@ def result(rows: int, **values: Any) -> Result:
 
 def measured(rows: int, share: float, **values: Any) -> Measured:
     rounds = np.full(7, share)
-    return Measured(result(rows, share_of_limit=share, **values), rounds, rounds, np.zeros(0))
+    return Measured(result(rows, share_of_limit=share, **values), rounds, rounds)
 
 
 def test_a_cell_is_the_geometric_mean_over_shapes() -> None:

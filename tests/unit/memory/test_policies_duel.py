@@ -32,8 +32,8 @@ def blinded(policy: Duel) -> None:
     """Make the forecast prefer what is never used."""
     likely = np.linspace(1, 0, policy._num_keys)[None]
     policy._forecast._visit = lambda rows, touched: None  # type: ignore[method-assign]
-    policy._forecast._learn = lambda heats, keys: None  # type: ignore[method-assign]
-    policy._forecast._likely[:] = likely
+    policy._forecast._learn = lambda row, keys: None  # type: ignore[method-assign]
+    policy._forecast._weighed = lambda heats: likely[: len(heats)]  # type: ignore[method-assign]
 
 
 def windows(num_keys: int, num: int, size: int = 6, seed: int = 0) -> list[Keys]:

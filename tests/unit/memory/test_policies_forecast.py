@@ -103,5 +103,5 @@ def test_a_seed_sets_the_order_until_more_is_known(known: list[int]) -> None:
     for layer in range(LAYERS):
         own = forecast.victims(EXPERTS, np.arange(EXPERTS) + layer * EXPERTS)
         assert own.tolist() == list(range(EXPERTS))
-        spread = np.ptp(forecast._likely[layer])
+        spread = np.ptp(forecast.scores()[own + layer * EXPERTS])
         assert spread > 0.1 if layer in known else spread < 1e-6
