@@ -1,6 +1,7 @@
 """What every test may use. Fixtures of one layer live in that layer's folder."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let child processes import the same `colibri` as the tests do."""
+    """Let child processes import the same `colibri`; keep runs independent of one another."""
     paths = [str(config.rootpath / entry) for entry in config.getini("pythonpath")]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["COLIBRI_HEAT"] = "false"  # nothing carries over; tests of heat ask for it
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,11 @@ def shared_fixtures() -> Path | None:
     """The large golden models that may lie beside the checkout; None where they do not."""
     folder = ROOT.parent / "shared" / "fixtures"
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="module")
+def heat_on() -> Iterator[None]:
+    """Runs of this module keep and use heat files, as they do for users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLIBRI_HEAT", "true")
+        yield

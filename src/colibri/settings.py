@@ -188,6 +188,13 @@ class Settings:
         "Which expert makes room for another: mixed (a forecast, or lru where that misses less), "
         "lru (least recently used) or lfu (least often used)",
     )
+    heat: bool = knob(
+        True,
+        parse_switch,
+        "BOOL",
+        "Count the experts used in a file beside the model, .coli_usage, for later runs to start "
+        "from: true or false; none is kept beside the model that comes along",
+    )
     warm_start: bool = knob(
         True,
         parse_switch,

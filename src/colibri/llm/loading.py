@@ -55,18 +55,21 @@ class Prepared:
         text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
         return own | self.defaults.eos_ids | text
 
-    def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper]:
+    def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper | None]:
         """Carry out the plan, and begin to read what earlier runs used most."""
-        usage = open_usage(self.description)
+        keeps_heat = self.settings.heat and not uses_bundled(self.settings)
+        usage = open_usage(self.description) if keeps_heat else None
         model = load_model(
             self.description,
             self.plan,
             self.kernels,
             progress,
             eviction=self.settings.eviction,
-            heat=usage.counts,
+            heat=None if usage is None else usage.counts,
             reader=self.settings.reader,
         )
+        if usage is None:
+            return model, None
         if self.settings.warm_start:
             model.store.warm(usage.counts)
         return model, HeatKeeper(usage, model.store)
@@ -163,9 +166,7 @@ def make_kernels(settings: Settings) -> Kernels:
     """
     wanted = settings.activations
     coding = wanted or Activations.INT16
-    made = kernel_library.make_kernels(
-        settings.kernels, settings.threads, coding, settings.isa
-    )
+    made = kernel_library.make_kernels(settings.kernels, settings.threads, coding, settings.isa)
     if wanted is not None and made.activations != wanted:
         raise SettingsError(
             f"activations is {wanted}, but the {made.name} kernels compute with "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
 
@@ -29,42 +28,10 @@ from colibri.memory.read_errors import read_error
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
 from colibri.memory.slot_ranges import SlotRanges
+from colibri.memory.store_stats import StoreStats
 
 Numbers: TypeAlias = NDArray[np.int64]
 _NOWHERE = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """Expert traffic since the start; hits + misses == requests.
-
-    Attributes:
-        requests: experts leased.
-        hits: those that were in a slot, or on the way to one.
-        late: those of the hits that were still on the way.
-        misses: those that had to be read.
-        prefetched: reads without a request.
-        evictions: experts that made room.
-        records: records that landed.
-        failed: reads that failed.
-        reads: system calls.
-        bytes_read: bytes of the records.
-        slack_bytes: read beside them, because direct reads are aligned.
-        wait_s: time spent in `Slots.wait`; native kernels wait by themselves.
-    """
-
-    requests: int
-    hits: int
-    late: int
-    misses: int
-    prefetched: int
-    evictions: int
-    records: int
-    failed: int
-    reads: int
-    bytes_read: int
-    slack_bytes: int
-    wait_s: float
 
 
 class Lease:
@@ -202,6 +169,9 @@ class ExpertStore:
                 bytes_read=read.bytes_read,
                 slack_bytes=read.slack_bytes,
                 wait_s=self._wait_s,
+                rescued=read.rescued,
+                drive_bytes=read.drive_bytes,
+                num_usable=self._ranges.num_usable,
             )
 
     def close(self) -> None:

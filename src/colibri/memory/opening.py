@@ -26,6 +26,7 @@ from colibri.memory.reader_config import ReaderConfig
 from colibri.memory.slot_classes import slot_classes
 
 _DEFAULT = ReaderConfig()
+_FIRST = np.zeros(1, np.int64)
 
 
 def open_store(
@@ -99,19 +100,21 @@ def find_readings(
 
     readings = []
     for where, records in places:
-        reading = known_reading(where, config.cache)
-        if reading is None and config.cache is not None and is_measurable(where):
+        reading = known_reading(where, config.cache, records)
+        if reading is None and config.cache is not None and is_measurable(where) and len(records):
             reading = Measurement(where, arena, make, records).find(Reading())
-            remember(config.cache, reading_key(where), reading)
+            remember(config.cache, reading_key(where, records), reading)
         readings.append(reading or Reading())
     return readings
 
 
-def known_reading(index: ExpertIndex, cache: Path | None) -> Reading | None:
-    """How the drive of the model's files is read, if that was measured; raises OSError."""
-    if cache is None or not is_measurable(index):
+def known_reading(
+    index: ExpertIndex, cache: Path | None, records: NDArray[np.integer] = _FIRST
+) -> Reading | None:
+    """How the drive that holds `records` is read, if that was measured; raises OSError."""
+    if cache is None or not is_measurable(index) or not len(records):
         return None
-    return remembered(cache, reading_key(index))
+    return remembered(cache, reading_key(index, records))
 
 
 def is_measurable(index: ExpertIndex) -> bool:
@@ -119,9 +122,10 @@ def is_measurable(index: ExpertIndex) -> bool:
     return int(index.nbytes.sum()) >= LEAST_MODEL
 
 
-def reading_key(index: ExpertIndex) -> str:
-    """Names the drive of the model's files and the size of its pieces."""
-    return device_key(index.files[0], int(index.nbytes.max()))
+def reading_key(index: ExpertIndex, records: NDArray[np.integer]) -> str:
+    """Names the drive that holds `records` and the size of their pieces."""
+    file = index.file.reshape(-1, index.file.shape[2])[records[0], 0]
+    return device_key(index.files[file], int(index.nbytes.max()))
 
 
 def _weights(readings: Sequence[Reading]) -> list[int]:

@@ -73,6 +73,7 @@ def test_chat_asks_through_the_template(coli: Coli) -> None:
 
 
 def test_flags_and_variables_become_settings(coli: Coli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLIBRI_HEAT")
     monkeypatch.setenv("COLIBRI_RAM", "2GiB")
     monkeypatch.setenv("COLIBRI_KV", "f32")
     coli("run", "hi", "--ram", "1GiB", "--expert-slots", "25%", "--model", "here")

@@ -9,13 +9,15 @@ from typer.testing import CliRunner, Result
 from colibri.cli.main import app
 from colibri.lab.sim import POLICIES
 
+pytestmark = pytest.mark.usefixtures("heat_on")
+
 
 def coli(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), prog_name="coli")
 
 
 @pytest.fixture(scope="module")
-def trace(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace(heat_on: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sim") / "routes.jsonl"
     flags = ("--model", str(tiny), "--max-tokens", "24", "--ignore-eos")
     result = coli("run", "a bird " * 8, *flags, "--route-trace", str(path))

@@ -14,6 +14,7 @@ from colibri.memory.usage import NAME
 from colibri.models.registry import all_families
 from tests.tiny import write_tiny
 
+pytestmark = pytest.mark.usefixtures("heat_on")
 IDS = np.random.RandomState(5).randint(3, 512, 24).astype(np.int32)
 
 

@@ -1,7 +1,6 @@
 """Both readers over a C library whose reads misbehave."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,79 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.memory.records import KINDS
-
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
-enum { NONE, SHORT_PAGE, SHORT_ODD, INTERRUPTED, AGAIN, NO_DIRECT, BROKEN, ALWAYS_AGAIN };
-static int fault, calls;
-static char broken_file[4096];
-void set_fault(int which) { fault = which; calls = 0; }
-void break_file(const char *part) { strcpy(broken_file, part); }
-
-static int is_broken(int fd)
-{
-    char link[64], path[4096];
-    if (!*broken_file) return 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    return length > 0 && (path[length] = 0, strstr(path, broken_file) != NULL);
-}
-
-static int refused(int fd)
-{
-    int call = __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
-    int direct = (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
-    if (fault == INTERRUPTED && call % 3) return errno = EINTR;
-    if (fault == AGAIN && call % 3) return errno = EAGAIN;
-    if (fault == NO_DIRECT && direct) return errno = EINVAL;
-    if (fault == BROKEN || is_broken(fd)) return errno = EIO;
-    if (fault == ALWAYS_AGAIN) return errno = EAGAIN;
-    return 0;
-}
-
-static size_t most(size_t nbytes)
-{
-    size_t limit = fault == SHORT_PAGE ? 4096 : fault == SHORT_ODD ? 1000 : nbytes;
-    return nbytes < limit ? nbytes : limit;
-}
-
-ssize_t pread(int fd, void *to, size_t nbytes, off_t offset)
-{
-    ssize_t (*real)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, "pread");
-    return refused(fd) ? -1 : real(fd, to, most(nbytes), offset);
-}
-ssize_t pread64(int fd, void *to, size_t nbytes, off_t offset)
-{
-    return pread(fd, to, nbytes, offset);
-}
-
-ssize_t preadv(int fd, const struct iovec *to, int count, off_t offset)
-{
-    ssize_t (*real)(int, const struct iovec *, int, off_t) = dlsym(RTLD_NEXT, "preadv");
-    struct iovec first = {to->iov_base, most(to->iov_len)};
-    return refused(fd) ? -1 : real(fd, &first, 1, offset);
-}
-ssize_t preadv64(int fd, const struct iovec *to, int count, off_t offset)
-{
-    return preadv(fd, to, count, offset);
-}
-ssize_t preadv2(int fd, const struct iovec *to, int count, off_t offset, int flags)
-{
-    return preadv(fd, to, count, offset);
-}
-ssize_t preadv64v2(int fd, const struct iovec *to, int count, off_t offset, int flags)
-{
-    return preadv(fd, to, count, offset);
-}
-"""
+from tests.unit.memory.shim import compile_shim, needs_shim
 
 SCRIPT = """
 import ctypes, pathlib, sys
@@ -173,21 +100,45 @@ assert found == {READY} and rescued > 0, (found, rescued)
 print("done")
 """
 
-COMPILER = shutil.which("cc")
+ORDER = """
+import ctypes, pathlib, sys
+import numpy as np
+from colibri.formats import F32
+from colibri.memory.opening import open_store
+from colibri.memory.reader_config import ReaderConfig
+from tests.unit.memory.records import container_model, library
+
+shim, folder, kind = sys.argv[1:]
+gate = ctypes.CDLL(shim)
+gate.read_at.restype = ctypes.c_long
+records = container_model(pathlib.Path(folder), F32, num_experts=16)
+reader = ReaderConfig(block=4096)
+store = open_store(records.index, [16], library=library(kind), num_threads=1, reader=reader)
+gate.shut_gate(1)
+before = gate.num_reads()
+assert store.prefetch(1, np.array([0, 9, 1, 3], np.int32)) == 4
+while gate.num_reads() == before:  # until the first block is being read
+    pass
+with store.lease(1, np.array([2, 5, 9, 11], np.int32)) as slots:
+    gate.shut_gate(0)
+    for slot in slots.tolist():
+        store.table.wait(slot)
+with store.lease(1, np.array([0, 1, 3], np.int32)) as slots:
+    for slot in slots.tolist():
+        store.table.wait(slot)
+size = records.record_nbytes
+order = [(gate.read_at(i) - 4096) // size for i in range(before, gate.num_reads())]
+print(list(dict.fromkeys(order)), [order.count(expert) for expert in (0, 2)], order[:2])
+store.close()
+"""
 
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shim")
-    source, target = folder / "shim.c", folder / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run(
-        [str(COMPILER), "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True
-    )
-    return target
+    return compile_shim(tmp_path_factory.mktemp("shim"))
 
 
-@pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs cc and LD_PRELOAD")
+@needs_shim
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_ends_in_the_right_bytes_or_an_error(
     tmp_path: Path, shim: Path, kind: str
@@ -203,7 +154,7 @@ def test_every_fault_ends_in_the_right_bytes_or_an_error(
     assert result.stdout == "all faults met\n", result.stderr
 
 
-@pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs cc and LD_PRELOAD")
+@needs_shim
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_file_that_cannot_be_read(shim: Path, tmp_path: Path, kind: str) -> None:
     """Alone it fails what is in it, by name; with a mirror, nothing fails on either side."""
@@ -220,3 +171,20 @@ def test_one_file_that_cannot_be_read(shim: Path, tmp_path: Path, kind: str) -> 
     assert len(told) == 2
     assert "copy/shard-0.bin" in told[0]
     assert "Input/output error" in told[0]
+
+
+@needs_shim
+@pytest.mark.parametrize("kind", KINDS)
+def test_demand_overtakes_prefetch_in_file_order(shim: Path, tmp_path: Path, kind: str) -> None:
+    """The library hands out blocks, so demand goes before the rest of a record being read ahead."""
+    result = subprocess.run(
+        [sys.executable, "-c", ORDER, shim, tmp_path, kind],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    blocks = 3 if kind == "native" else 1
+    wanted = f"[0, 9, 2, 5, 11, 1, 3] [{blocks}, {blocks}] [0, 9]"
+    assert result.stdout.strip() == wanted, result.stderr

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from colibri.errors import CheckpointError, ReadError, SettingsError
 from colibri.formats import get_format
 from colibri.kernels.api import FAILED, READY
+from colibri.memory import opening
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.mirror import open_mirror, open_mirrors
 from colibri.memory.opening import open_store
@@ -370,3 +371,19 @@ def test_a_whole_mirror_is_verified_too(tmp_path: Path) -> None:
     records = model(tmp_path / "model", "container")
     copy = copied(records, tmp_path / "copy")
     assert verify_mirror(records.index, copy)[0] == 2 * EXPERTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fast", [0, 1])
+def test_a_drive_a_thousand_times_faster_does_all_the_work(
+    tmp_path: Path, kind: str, fast: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = model(tmp_path / "model", "container")
+    weights = [1, 1]
+    weights[fast] = 1000
+    monkeypatch.setattr(opening, "_weights", lambda readings: weights)
+    store = opened(records, kind, copied(records, tmp_path / "copy"), block=4096)
+    read_all(records, store)
+    stats = store.stats
+    store.close()
+    assert stats.drive_bytes[fast] == stats.bytes_read > 0
