@@ -51,6 +51,21 @@ sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan 
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest tests/kernels -o pythonpath="build/sanitize/root ."
 
+# gcc 12's cross compiler may fail on -O2 of this program's main, hence -O1; the kernels are what is looked at.
+NEON := build/neon
+CHECK := native/neon_check.c native/kern.c native/dispatch.c native/pool.c
+STRICT := -std=gnu17 -Inative -ffp-contract=off -fno-math-errno -pthread -static
+
+neon: ## compare the bits of the NEON kernels with the generic ones (needs gcc-aarch64-linux-gnu and qemu-user)
+	@mkdir -p $(NEON)
+	gcc $(STRICT) -O1 -DISA=generic -DCHECKED_TABLE=colibri_table_generic $(CHECK) -o $(NEON)/generic -lm
+	aarch64-linux-gnu-gcc $(STRICT) -O2 -march=armv8.2-a+dotprod+fp16 -DISA=generic -DCHECKED_TABLE=colibri_table_generic \
+	  $(CHECK) -o $(NEON)/dotprod -lm
+	$(NEON)/generic > $(NEON)/generic.txt
+	qemu-aarch64 -cpu max $(NEON)/dotprod > $(NEON)/dotprod.txt
+	cmp $(NEON)/generic.txt $(NEON)/dotprod.txt
+	@echo "NEON: the bits of `wc -l < $(NEON)/generic.txt` results are those of the generic kernels"
+
 clean: ## remove everything that was built, the virtual environments too
 	rm -rf build dist $(VENV) $(VENV)-oracle src/colibri/_build.py src/colibri/_native* src/colibri/bundled/.coli_usage
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -90,5 +105,5 @@ $(MODEL)/colibri.json: tools/make_checkpoint.py | $(VENV)/.installed
 	$(BIN)/python tools/make_checkpoint.py $(MODEL)
 
 .NOTPARALLEL:
-.PHONY: help demo test check native oracle sanitize clean lint suite
+.PHONY: help demo test check native oracle sanitize neon clean lint suite
 .SECONDARY:

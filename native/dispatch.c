@@ -3,11 +3,21 @@
 
 #include "kern_table.h"
 
-#ifdef HAVE_ISA_AVX512
-extern const colibri_table colibri_table_avx512;
-static int32_t runs_avx512(void) {
+#ifdef HAVE_ISA_AVX512VNNI
+extern const colibri_table colibri_table_avx512vnni;
+static int32_t runs_avx512vnni(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+}
+#endif
+
+#ifdef HAVE_ISA_AVXVNNI
+#include <cpuid.h>
+extern const colibri_table colibri_table_avxvnni;
+static int32_t runs_avxvnni(void) { /* leaf 7.1: older compilers know no name for it */
+    unsigned a = 0, b, c, d;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 #endif
 
@@ -34,8 +44,11 @@ typedef struct {
 } isa_entry;
 
 static const isa_entry ISAS[] = { /* the best first */
-#ifdef HAVE_ISA_AVX512
-    {"avx512", &colibri_table_avx512, runs_avx512},
+#ifdef HAVE_ISA_AVX512VNNI
+    {"avx512vnni", &colibri_table_avx512vnni, runs_avx512vnni},
+#endif
+#ifdef HAVE_ISA_AVXVNNI
+    {"avxvnni", &colibri_table_avxvnni, runs_avxvnni},
 #endif
 #ifdef HAVE_ISA_AVX2
     {"avx2", &colibri_table_avx2, runs_avx2},

@@ -2,6 +2,7 @@
 #include "kern_attention.h"
 #include "kern_dense.h"
 #include "kern_moe.h"
+#include "kern_route.h"
 #include "kern_table.h"
 
 /* The most that any step within the limits takes: the steps' own bookkeeping, run without memory. */

@@ -4,138 +4,162 @@
 #ifndef COLIBRI_KERN_CODED_H
 #define COLIBRI_KERN_CODED_H
 
+#include "kern_dot.h"
 #include "kern_float.h"
 
-enum { PREFETCH_NBYTES = 1536 };
+enum { PANEL = 8, INT4_OFFSET = 8 /* an int4 code is kept as code + 8 */ };
+enum { PREFETCH_NBYTES = 8192 /* more than memory brings in the time that one line takes to come */ };
 
-/* Inputs coded for one group size. Within each eight, codes stand as 0 2 1 3 4 6 5 7: the order in which a panel's bytes
-   come apart into 16-bit pairs. */
+/* Inputs coded for one group size. 16-bit codes stand within each four as 0 2 1 3, the order in which a panel's bytes come
+   apart into 16-bit pairs; 8-bit codes stand in order. */
 typedef struct {
-    int16_t *codes; /* [rows, padded K] */
+    uint8_t *codes; /* [rows, padded K] of two bytes or one */
     float *scales;  /* [rows, padded K / group] */
-    int32_t *sums;  /* [rows, padded K / group] sum of the codes, for int4's offset of 8 */
+    int32_t *sums;  /* [rows, padded K / group] sum of the codes, for weights whose codes are kept with an offset */
     int64_t groups; /* padded K / group */
+    int wide;       /* two bytes */
 } coded;
 
 static inline int64_t coded_group(int format) { return 32ll << (format & 15); }
 INLINE int is_coded(int format) { return format >= INT8_CODE; }
-INLINE int is_int4(int format) { return format >= INT4_CODE; }
+INLINE int coded_kind(int format) { return format & ~15; }
+INLINE int scale_nbytes(int kind) { return kind == MXFP4_CODE ? 1 : 2; }
 
-/* Codes x [n], n <= group, padded with zeros: q = rint(x * (top / max)), scale = max / top. A group that is not finite
-   gets a NaN for its scale and so poisons its row; one below 1e-30 counts as zero. */
-static void code_group(const float *x, int n, int group, float top, int16_t *codes, float *scale, int32_t *sum) {
-    float values[128] = {0};
-    int32_t rounded[128];
-    memcpy(values, x, (size_t)n * sizeof *x);
-    int32_t most = 0; /* the order of magnitudes is the order of their bits */
-    for (int i = 0; i < group; i++) {
-        const int32_t a = (int32_t)(bits_of(values[i]) & 0x7fffffff);
-        most = a > most ? a : most;
-    }
-    const float max = float_of((uint32_t)most);
-    const int finite = most < 0x7f800000;
-    const float factor = finite && max > 1e-30f ? top / max : 0.0f;
-    int32_t total = 0;
-    if (factor == 0.0f) {
-        memset(rounded, 0, sizeof rounded);
-    } else {
-        for (int i = 0; i < group; i++) {
-            const float shifted = values[i] * factor + ROUND_MAGIC;
-            rounded[i] = (int32_t)(bits_of(shifted) - bits_of(ROUND_MAGIC));
-            total += rounded[i];
+/* The largest magnitude of 32 * n floats, as bits: their order is the order of magnitudes. */
+INLINE int32_t largest_bits(const float *x, int n) {
+    int32_t most[32] = {0};
+    for (int i = 0; i < n; i++, x += 32) {
+        for (int l = 0; l < 32; l++) {
+            const int32_t a = (int32_t)(bits_of(x[l]) & 0x7fffffff);
+            most[l] = a > most[l] ? a : most[l];
         }
     }
-    for (int i = 0; i < group; i += 4) {
-        codes[i] = (int16_t)rounded[i];
-        codes[i + 1] = (int16_t)rounded[i + 2];
-        codes[i + 2] = (int16_t)rounded[i + 1];
-        codes[i + 3] = (int16_t)rounded[i + 3];
+    for (int half = 16; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) most[l] = most[l + half] > most[l] ? most[l + half] : most[l];
     }
-    *sum = total;
-    *scale = finite ? (factor == 0.0f ? 0.0f : max / top) : float_of(0x7fc00000);
+    return most[0];
+}
+
+static void store_codes(const int32_t *rounded, int group, int wide, uint8_t *codes) {
+    if (!wide) {
+        for (int i = 0; i < group; i++) codes[i] = (uint8_t)rounded[i];
+        return;
+    }
+    int16_t pairs[128];
+    for (int i = 0; i < group; i += 4) {
+        pairs[i] = (int16_t)rounded[i], pairs[i + 1] = (int16_t)rounded[i + 2];
+        pairs[i + 2] = (int16_t)rounded[i + 1], pairs[i + 3] = (int16_t)rounded[i + 3];
+    }
+    memcpy(codes, pairs, (size_t)group * sizeof *pairs);
+}
+
+/* Codes x [group]: q = rint(x * (top / max)), scale = max / top. A group that is not finite gets a NaN for its scale and so
+   poisons its row; one below 1e-30 counts as zero. */
+static void code_group(const float *x, int group, float top, int wide, uint8_t *codes, float *scale, int32_t *sum) {
+    int32_t rounded[128], total = 0;
+    const int32_t most = largest_bits(x, group / 32);
+    const float max = float_of((uint32_t)most);
+    const int finite = most < 0x7f800000;
+    if (!finite || !(max > 1e-30f)) {
+        memset(codes, 0, (size_t)group * (wide ? 2 : 1));
+        *sum = 0, *scale = finite ? 0.0f : float_of(0x7fc00000);
+        return;
+    }
+    const float factor = top / max;
+    for (int i = 0; i < group; i++) {
+        const float shifted = x[i] * factor + ROUND_MAGIC;
+        rounded[i] = (int32_t)(bits_of(shifted) - bits_of(ROUND_MAGIC));
+        total += rounded[i];
+    }
+    store_codes(rounded, group, wide, codes);
+    *sum = total, *scale = max / top;
 }
 
 /* Codes groups [first, last) of row `row`, whose floats start at x (column 0) and end at K. */
 static void code_row(const coded *c, int64_t row, const float *x, int64_t K, int64_t group, float top, int64_t first, int64_t last) {
     for (int64_t g = first; g < last; g++) {
         const int64_t left = K - g * group, i = row * c->groups + g;
-        code_group(x + g * group, (int)(left < group ? left : group), (int)group, top, c->codes + i * group, c->scales + i, c->sums + i);
+        uint8_t *codes = c->codes + i * group * (c->wide ? 2 : 1);
+        float padded[128] = {0};
+        if (left < group) memcpy(padded, x + g * group, (size_t)left * sizeof *x);
+        code_group(left < group ? padded : x + g * group, (int)group, top, c->wide, codes, c->scales + i, c->sums + i);
     }
 }
 
-/* One panel times N coded inputs: out[n][8]. int4 and N are constants where it is called. */
-INLINE void coded_panel_n(int int4, int N, const uint8_t *panel, int64_t groups, int64_t group, const coded *c, const int64_t *rows,
-                          float (*out)[8]) {
-    const uint8_t *scales = panel, *bytes = panel + groups * 16;
-    const vi8 nibble = vi8_set1(0x000f000f);
-    const int16_t *q[4];
-    const float *x_scale[4];
-    const int32_t *x_sum[4];
-    vf8 acc[4];
-    for (int n = 0; n < N; n++) {
-        q[n] = c->codes + rows[n] * groups * group;
-        x_scale[n] = c->scales + rows[n] * groups;
-        x_sum[n] = c->sums + rows[n] * groups;
-        acc[n] = vf8_zero();
-    }
-    for (int64_t g = 0; g < groups; g++) {
-        vi8 sum[4];
-        for (int n = 0; n < N; n++) sum[n] = vi8_set1(int4 ? -8 * x_sum[n][g] : 0);
-        for (int64_t k = 0; k < group; k += int4 ? 8 : 4, bytes += 32) {
-            const vi8 v = vi8_load(bytes);
-            __builtin_prefetch(bytes + PREFETCH_NBYTES);
-            const vi8 a = int4 ? vi8_and(v, nibble) : vi8_low_bytes(v);
-            const vi8 b = int4 ? vi8_and(vi8_shr(v, 8), nibble) : vi8_high_bytes(v);
-            for (int n = 0; n < N; n++) {
-                const int16_t *p = q[n] + g * group + k;
-                sum[n] = vi8_add(sum[n], vi8_add(vi8_dot(a, p), vi8_dot(b, p + 2)));
-            }
-            if (int4) {
-                const vi8 d = vi8_and(vi8_shr(v, 4), nibble), e = vi8_and(vi8_shr(v, 12), nibble);
-                for (int n = 0; n < N; n++) {
-                    const int16_t *p = q[n] + g * group + k + 4;
-                    sum[n] = vi8_add(sum[n], vi8_add(vi8_dot(d, p), vi8_dot(e, p + 2)));
-                }
-            }
-        }
-        const vf8 scale = vf8_half(scales + g * 16);
-        for (int n = 0; n < N; n++) acc[n] = vf8_fma(vi8_float(sum[n]), vf8_mul(scale, vf8_set1(x_scale[n][g])), acc[n]);
-    }
-    for (int n = 0; n < N; n++) vf8_store(out[n], acc[n]);
-}
+#define V(name) name##_8
+#define VI vi8
+#define VIOP(name) vi8_##name
+#define VF vf8
+#define VFOP(name) vf8_##name
+#define PANELS_OF_V 1
+#include "kern_coded_tile.h"
+#undef V
+#undef VI
+#undef VIOP
+#undef VF
+#undef VFOP
+#undef PANELS_OF_V
 
-INLINE void coded_panel_of(int int4, const uint8_t *panel, int64_t group, const coded *c, const int64_t *rows, int n, float (*out)[8]) {
-    for (; n >= 4; n -= 4, rows += 4, out += 4) coded_panel_n(int4, 4, panel, c->groups, group, c, rows, out);
-    if (n >= 2) coded_panel_n(int4, 2, panel, c->groups, group, c, rows, out), n -= 2, rows += 2, out += 2;
-    if (n) coded_panel_n(int4, 1, panel, c->groups, group, c, rows, out);
-}
+#if HAVE_WIDE
+#define V(name) name##_16
+#define VI vi16
+#define VIOP(name) vi16_##name
+#define VF vf16
+#define VFOP(name) vf16_##name
+#define PANELS_OF_V 2
+#include "kern_coded_tile.h"
+#endif
 
+/* out[n][8]: one panel times n <= 8 coded inputs. */
 static void coded_panel(int format, const uint8_t *panel, const coded *c, const int64_t *rows, int n, float (*out)[8]) {
-    if (is_int4(format)) coded_panel_of(1, panel, coded_group(format), c, rows, n, out);
-    else coded_panel_of(0, panel, coded_group(format), c, rows, n, out);
+    const uint8_t *const panels[1] = {panel};
+    float(*const to[1])[8] = {out};
+    coded_panels_8(format, panels, c, rows, n, to);
 }
 
-/* Eight codes (one of each row) of column k as floats. */
-INLINE vf8 column_codes(int int4, const uint8_t *bytes, int64_t k) {
-    const vi8 v = vi8_load(bytes + (int4 ? k / 8 : k / 4) * 32);
+/* The same of two panels. For one input, one stream of weights is as fast as memory. */
+static void coded_panel_pair(int format, const uint8_t *const panels[2], const coded *c, const int64_t *rows, int n, float (*const out[2])[8]) {
+#if HAVE_WIDE
+    if (n > 1) {
+        coded_panels_16(format, panels, c, rows, n, out);
+        return;
+    }
+#endif
+    for (int i = 0; i < 2; i++) coded_panel(format, panels[i], c, rows, n, out[i]);
+}
+
+/* Eight weights over their scale (one of each row) of column k; `bytes` is what follows a panel's scales. */
+INLINE vf8 column_codes(int kind, const uint8_t *bytes, int64_t k) {
     const int byte = (int)(k & 3) * 8;
-    if (int4) return vi8_float(vi8_add(vi8_and(vi8_shr(v, byte + (k & 4 ? 4 : 0)), vi8_set1(15)), vi8_set1(-8)));
-    return vi8_float(vi8_sar(vi8_shl(v, 24 - byte), 24));
+    const vi8 v = vi8_load(bytes + (kind == INT8_CODE ? k / 4 : k / 8) * 32);
+    if (kind == INT8_CODE) return vi8_float(vi8_sar(vi8_shl(v, 24 - byte), 24));
+    const vi8 nibble = vi8_and(vi8_shr(v, byte + (k & 4 ? 4 : 0)), vi8_set1(15));
+    if (kind == INT4_CODE) return vi8_float(vi8_add(nibble, vi8_set1(-INT4_OFFSET)));
+    const vi8 doubled = vi8_add(vi8_and(vi8_mxfp4(nibble), vi8_set1(255)), vi8_set1(-MXFP4_OFFSET));
+    return vf8_mul(vi8_float(doubled), vf8_set1(0.5f));
+}
+
+/* Scales of group g of a panel. */
+INLINE vf8 group_scales(int kind, const uint8_t *panel, int64_t g) {
+    return kind == MXFP4_CODE ? vf8_ue8m0(panel + g * 8) : vf8_half(panel + g * 16);
 }
 
 /* One panel times float inputs: in a group s = fma(x_k, code_k, s) by ascending k from 0, then acc = fma(s, scale, acc). */
 static void coded_panel_float(int format, const uint8_t *panel, const float *x, int64_t K, float out[8]) {
+    const int kind = coded_kind(format);
     const int64_t group = coded_group(format), groups = (K + group - 1) / group;
-    const uint8_t *bytes = panel + groups * 16;
+    const uint8_t *bytes = panel + groups * PANEL * scale_nbytes(kind);
     vf8 acc = vf8_zero();
     for (int64_t g = 0; g < groups; g++) {
         vf8 sum = vf8_zero();
         const int64_t end = g * group + group < K ? g * group + group : K;
         for (int64_t k = g * group; k < end; k++) {
-            const vf8 codes = is_int4(format) ? column_codes(1, bytes, k) : column_codes(0, bytes, k);
+            const vf8 codes = kind == INT8_CODE   ? column_codes(INT8_CODE, bytes, k)
+                              : kind == INT4_CODE ? column_codes(INT4_CODE, bytes, k)
+                                                  : column_codes(MXFP4_CODE, bytes, k);
             sum = vf8_fma(vf8_set1(x[k]), codes, sum);
         }
-        acc = vf8_fma(sum, vf8_half(panel + g * 16), acc);
+        acc = vf8_fma(sum, group_scales(kind, panel, g), acc);
     }
     vf8_store(out, acc);
 }

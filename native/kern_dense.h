@@ -7,15 +7,20 @@
 static void embed_row(const colibri_matrix *m, int64_t row, float *out) {
     const int64_t K = m->columns;
     const uint8_t *panel = m->data + row / PANEL * m->panel_stride;
+    if (is_fp8(m->format)) {
+        fp8_widen(m->data, m->rows, K, fp8_block(m->format), row, out);
+        return;
+    }
     if (!is_coded(m->format)) {
         widen(m->format, panel + row % PANEL * K * item_size(m->format), K, out);
         return;
     }
+    const int kind = coded_kind(m->format);
     const int64_t group = coded_group(m->format), groups = (K + group - 1) / group;
     for (int64_t k = 0; k < K; k++) {
         float codes[8], scales[8];
-        vf8_store(codes, column_codes(is_int4(m->format), panel + groups * 16, k));
-        vf8_store(scales, vf8_half(panel + k / group * 16));
+        vf8_store(codes, column_codes(kind, panel + groups * PANEL * scale_nbytes(kind), k));
+        vf8_store(scales, group_scales(kind, panel, k / group));
         out[k] = codes[row % PANEL] * scales[row % PANEL];
     }
 }
@@ -40,9 +45,10 @@ static int32_t matmul(colibri_context *ctx, const colibri_matrix *m, const float
     return COLIBRI_OK;
 }
 
-/* down(silu(gate x) * up x) of one expert or layer, for the tokens in `tokens` (NULL: all), kept from row `row` on. */
+/* down(act(gate x) * up x) of one expert or layer, for the tokens in `tokens` (NULL: all), kept from row `row` on. */
 typedef struct {
     colibri_matrix gate, up, down;
+    colibri_swiglu act;
     const int32_t *tokens;
     int64_t num_tokens, row;
 } glu;
@@ -59,17 +65,25 @@ typedef struct {
     int64_t panel_chunk;
 } glu_job;
 
+/* h = g sigmoid(alpha g) (u + offset), where g is at most `limit` and u within +-limit; NaN stays. */
+static void swiglu(const colibri_swiglu *act, const float *gate, const float *up, float *h) {
+    const float limit = act->limit;
+    for (int r = 0; r < 8; r++) {
+        const float g = gate[r] > limit ? limit : gate[r];
+        const float u = up[r] > limit ? limit : up[r] < -limit ? -limit : up[r];
+        h[r] = g / (1.0f + exp_f32(-(act->alpha * g))) * (u + act->offset);
+    }
+}
+
 static void glu_panel(const glu_job *job, const glu *net, int64_t p, const int64_t *tokens, int n, int64_t row) {
-    float g[4][8], u[4][8];
-    panel_times(&net->gate, p, job->in, tokens, n, g);
-    panel_times(&net->up, p, job->in, tokens, n, u);
-    const int64_t left = net->gate.rows - p * PANEL, rows = left < PANEL ? left : PANEL;
+    float y[2][TOKENS][8] = {{{0}}}; /* a last panel of floats may fill less */
+    float(*const both[2])[8] = {y[0], y[1]};
+    panel_pair_times(&net->gate, p, &net->up, p, job->in, tokens, n, both);
+    const size_t nbytes = (size_t)rows_in_panel(&net->gate, p) * sizeof(float);
     for (int i = 0; i < n; i++) {
-        float *to = job->units + (row + i) * job->hidden->width + p * PANEL;
-        float h[8] = {0};
-        memcpy(h, g[i], (size_t)rows * sizeof *h);
-        for (int r = 0; r < 8; r++) h[r] = silu(h[r]);
-        for (int64_t r = 0; r < rows; r++) to[r] = h[r] * u[i][r];
+        float h[8];
+        swiglu(&net->act, y[0][i], y[1][i], h);
+        memcpy(job->units + (row + i) * job->hidden->width + p * PANEL, h, nbytes);
     }
 }
 
@@ -80,9 +94,9 @@ static void glu_units(void *arg, int64_t begin, int64_t end) {
         const glu *net = &job->nets[part / job->parts];
         const int64_t first = part % job->parts * job->unit_chunk;
         const int64_t last = first + job->unit_chunk < F ? first + job->unit_chunk : F;
-        int64_t tokens[4];
-        for (int64_t t = 0; t < net->num_tokens; t += 4) {
-            const int n = four_tokens(net->tokens, t, net->num_tokens, tokens);
+        int64_t tokens[TOKENS];
+        for (int64_t t = 0; t < net->num_tokens; t += TOKENS) {
+            const int n = next_tokens(net->tokens, t, net->num_tokens, tokens);
             for (int64_t p = first / PANEL; p * PANEL < last; p++) glu_panel(job, net, p, tokens, n, net->row + t);
             for (int i = 0; i < n; i++) code_columns(job->hidden, net->row + t + i, first, last);
         }
@@ -95,12 +109,11 @@ static void glu_outputs(void *arg, int64_t begin, int64_t end) {
         const glu *net = &job->nets[part / job->parts];
         const int64_t panels = panels_of(&net->down), first = part % job->parts * job->panel_chunk;
         const int64_t last = first + job->panel_chunk < panels ? first + job->panel_chunk : panels;
-        const linear_job down = {.in = job->hidden};
-        for (int64_t t = 0; t < net->num_tokens; t += 4) {
-            int64_t rows[4];
-            const int n = four_tokens(NULL, t, net->num_tokens, rows);
+        for (int64_t t = 0; t < net->num_tokens; t += TOKENS) {
+            int64_t rows[TOKENS];
+            const int n = next_tokens(NULL, t, net->num_tokens, rows);
             for (int i = 0; i < n; i++) rows[i] += net->row;
-            for (int64_t p = first; p < last; p++) linear_panel(&down, &net->down, job->out, p, rows, n);
+            matrix_panels(&net->down, first, last, job->hidden, rows, n, STORE, job->out);
         }
     }
 }
@@ -141,7 +154,7 @@ static int32_t run_ffn(colibri_context *ctx, const colibri_ffn *layer, const flo
     if (!fits(b)) return COLIBRI_WORKSPACE;
     if (layer->norm.weight) norm_input(ctx, &memory->in, &layer->norm, x, memory->normed, rows);
     else code_input(ctx, &memory->in, rows);
-    const glu net = {layer->gate_proj, layer->up_proj, layer->down_proj, NULL, rows, 0};
+    const glu net = {layer->gate_proj, layer->up_proj, layer->down_proj, layer->act, NULL, rows, 0};
     run_glu(ctx, &net, 1, &memory->in, &memory->hidden, memory->units, memory->out);
     return COLIBRI_OK;
 }

@@ -25,6 +25,7 @@ INLINE void float_tile(int format, int R, int N, const uint8_t *w, int64_t strid
         for (int n = 0; n < N; n++) xs[n] = vf16_f32(x[n] + k);
         for (int r = 0; r < R; r++) {
             const vf16 ws = vf16_load(format, w + r * stride + k * size);
+            if (N == 1) __builtin_prefetch(w + (R + r) * stride + k * size); /* the rows that come next */
             for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(ws, xs[n], acc[r][n]);
         }
     }
@@ -60,6 +61,7 @@ static void float_rows(int format, const uint8_t *w, int64_t stride, int rows, c
     switch (format) {
     case F32_CODE: float_rows_of(F32_CODE, w, stride, rows, x, n, K, out, ld); break;
     case F16_CODE: float_rows_of(F16_CODE, w, stride, rows, x, n, K, out, ld); break;
+    case INT8_ROWS_CODE: float_rows_of(INT8_ROWS_CODE, w, stride, rows, x, n, K, out, ld); break;
     default: float_rows_of(BF16_CODE, w, stride, rows, x, n, K, out, ld); break;
     }
 }
@@ -75,7 +77,7 @@ static void widen(int format, const uint8_t *items, int64_t n, float *out) {
     }
 }
 
-/* Rounds n floats to the format's items. */
+/* Rounds n floats to the items of f32, f16 or bf16. */
 static void narrow(int format, const float *x, int64_t n, uint8_t *items) {
     if (format == F32_CODE) {
         memcpy(items, x, (size_t)n * sizeof *x);
@@ -85,6 +87,18 @@ static void narrow(int format, const float *x, int64_t n, uint8_t *items) {
         const uint16_t item = format == F16_CODE ? float_to_half(x[i]) : float_to_bf16(x[i]);
         memcpy(items + 2 * i, &item, sizeof item);
     }
+}
+
+/* A row as 8-bit codes of one scale: q = rint(x * (127 / max)), scale = max / 127; NaN where x is not finite. */
+static float narrow_row(const float *x, int64_t n, uint8_t *codes) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = (bits_of(x[i]) & 0x7fffffff) > most ? bits_of(x[i]) & 0x7fffffff : most;
+    const float max = float_of(most), factor = most < 0x7f800000 && max > 1e-30f ? 127.0f / max : 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        const float shifted = (factor == 0.0f ? 0.0f : x[i] * factor) + ROUND_MAGIC;
+        codes[i] = (uint8_t)(bits_of(shifted) - bits_of(ROUND_MAGIC));
+    }
+    return most >= 0x7f800000 ? float_of(0x7fc00000) : factor == 0.0f ? 0.0f : max / 127.0f;
 }
 
 /* The square root of mean(x^2) + eps, in the order of a dot product. */

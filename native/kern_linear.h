@@ -6,9 +6,10 @@
 
 #include "colibri.h"
 #include "kern_coded.h"
+#include "kern_fp8.h"
 #include "pool.h"
 
-enum { PANEL = 8, MOST_PANELS = 8 /* handed out at once: 64 rows */, LARGEST_GROUP = 128 };
+enum { MOST_PANELS = 8 /* handed out at once: 64 rows */, LARGEST_GROUP = 128, TOKENS = 8 /* that meet a panel at once */ };
 
 /* A step's memory: bumped within the caller's workspace, or (base NULL) only counted. */
 typedef struct {
@@ -32,7 +33,7 @@ static float *take_floats(bump *b, int64_t n) { return take(b, n * 4); }
 typedef struct {
     const float *x;
     int64_t width; /* K, and the distance between rows */
-    float top;     /* largest code, 0 for float activations */
+    float top;     /* largest code: 32767, 127, or 0 for float activations */
     coded by_group[3];
 } input;
 
@@ -54,7 +55,7 @@ static input take_input(bump *b, const float *x, int64_t rows, int64_t width, fl
     for (int i = 0; i < 3; i++) {
         if (!(needed >> i & 1)) continue;
         const int64_t group = 32ll << i, groups = (width + group - 1) / group;
-        in.by_group[i] = (coded){take(b, rows * groups * group * 2), take(b, rows * groups * 4), take(b, rows * groups * 4), groups};
+        in.by_group[i] = (coded){take(b, rows * groups * group * 2), take(b, rows * groups * 4), take(b, rows * groups * 4), groups, top > 127.0f};
     }
     return in;
 }
@@ -97,37 +98,67 @@ static void norm_input(colibri_context *ctx, const input *in, const colibri_norm
     pool_run(ctx->pool, prepare_rows, &job, rows, 1);
 }
 
-/* Panels handed out at once. All tokens pass over a chunk four at a time, so one of floats should stay in the L1 cache. */
+/* Panels handed out at once. All tokens pass over a chunk, a few at a time, so one of floats should stay in the L1 cache. */
 static int64_t panel_grain(const colibri_context *ctx, const colibri_matrix *m, int64_t panels) {
     return is_coded(m->format) ? pool_grain(ctx->pool, panels, MOST_PANELS) : 1;
 }
 
 static inline int64_t panels_of(const colibri_matrix *m) { return (m->rows + PANEL - 1) / PANEL; }
 
-/* out[n][8]: the eight rows (or what is left of the matrix) of panel p times four inputs or fewer; tokens[n] are their rows. */
+static inline int rows_in_panel(const colibri_matrix *m, int64_t p) {
+    const int64_t left = m->rows - p * PANEL;
+    return left < PANEL ? (int)left : PANEL;
+}
+
+static void add_bias(const colibri_matrix *m, int64_t p, int n, float (*out)[8]) {
+    const int rows = m->bias ? rows_in_panel(m, p) : 0;
+    for (int i = 0; i < n && rows; i++) {
+        for (int r = 0; r < rows; r++) out[i][r] += m->bias[p * PANEL + r];
+    }
+}
+
+static void float_panel(const colibri_matrix *m, int64_t p, const input *in, const int64_t *tokens, int n, float (*out)[8]) {
+    const uint8_t *panel = m->data + p * m->panel_stride;
+    const float *x[TOKENS];
+    for (int i = 0; i < n; i++) x[i] = in->x + tokens[i] * in->width;
+    if (is_fp8(m->format)) {
+        fp8_rows(m->data, m->rows, m->columns, fp8_block(m->format), p * PANEL, rows_in_panel(m, p), x, n, out[0], PANEL);
+    } else {
+        float_rows(m->format, panel, (int64_t)m->columns * item_size(m->format), rows_in_panel(m, p), x, n, m->columns, out[0], PANEL);
+    }
+}
+
+/* out[n][8]: the eight rows (or what is left of the matrix) of panel p times n <= TOKENS inputs; tokens[n] are their rows. */
 static void panel_times(const colibri_matrix *m, int64_t p, const input *in, const int64_t *tokens, int n, float (*out)[8]) {
     const uint8_t *panel = m->data + p * m->panel_stride;
-    const int64_t left = m->rows - p * PANEL;
-    const int rows = left < PANEL ? (int)left : PANEL;
     if (!is_coded(m->format)) {
-        const float *x[4];
-        for (int i = 0; i < n; i++) x[i] = in->x + tokens[i] * in->width;
-        float_rows(m->format, panel, (int64_t)m->columns * item_size(m->format), rows, x, n, m->columns, out[0], PANEL);
+        float_panel(m, p, in, tokens, n, out);
     } else if (in->top == 0.0f) {
         for (int i = 0; i < n; i++) coded_panel_float(m->format, panel, in->x + tokens[i] * in->width, m->columns, out[i]);
     } else {
         coded_panel(m->format, panel, &in->by_group[m->format & 15], tokens, n, out);
     }
-    if (!m->bias) return;
-    for (int i = 0; i < n; i++) {
-        for (int r = 0; r < rows; r++) out[i][r] += m->bias[p * PANEL + r];
-    }
+    add_bias(m, p, n, out);
 }
 
-/* Fills four[] with the next tokens from `from` on and returns how many; `list` NULL means token = position. */
-static int four_tokens(const int32_t *list, int64_t from, int64_t num, int64_t *four) {
+/* Panel p of a and panel q of b, which are alike: for several inputs, one pass over both. */
+static void panel_pair_times(const colibri_matrix *a, int64_t p, const colibri_matrix *b, int64_t q, const input *in, const int64_t *tokens,
+                             int n, float (*const out[2])[8]) {
+    if (!is_coded(a->format) || a->format != b->format || in->top == 0.0f) {
+        panel_times(a, p, in, tokens, n, out[0]);
+        panel_times(b, q, in, tokens, n, out[1]);
+        return;
+    }
+    const uint8_t *const panels[2] = {a->data + p * a->panel_stride, b->data + q * b->panel_stride};
+    coded_panel_pair(a->format, panels, &in->by_group[a->format & 15], tokens, n, out);
+    add_bias(a, p, n, out[0]);
+    add_bias(b, q, n, out[1]);
+}
+
+/* Fills list[TOKENS] with the next tokens from `from` on and returns how many; `tokens` NULL means token = position. */
+static int next_tokens(const int32_t *tokens, int64_t from, int64_t num, int64_t *list) {
     int n = 0;
-    for (; n < 4 && from + n < num; n++) four[n] = list ? list[from + n] : from + n;
+    for (; n < TOKENS && from + n < num; n++) list[n] = tokens ? tokens[from + n] : from + n;
     return n;
 }
 
@@ -142,27 +173,40 @@ typedef struct {
     float *out[3]; /* [rows, matrix rows] */
 } linear_job;
 
-static void linear_panel(const linear_job *job, const colibri_matrix *m, float *out, int64_t p, const int64_t *tokens, int n) {
-    float y[4][8];
-    panel_times(m, p, job->in, tokens, n, y);
-    const int64_t left = m->rows - p * PANEL, rows = left < PANEL ? left : PANEL;
+static void put_panel(const colibri_matrix *m, int64_t p, const int64_t *tokens, int n, int add, float (*y)[8], float *out) {
+    const int rows = rows_in_panel(m, p);
     for (int i = 0; i < n; i++) {
         float *to = out + tokens[i] * m->rows + p * PANEL;
-        for (int64_t r = 0; r < rows; r++) to[r] = job->add ? to[r] + y[i][r] : y[i][r];
+        for (int r = 0; r < rows; r++) to[r] = add ? to[r] + y[i][r] : y[i][r];
+    }
+}
+
+/* Panels [first, last) of m times up to TOKENS rows of the input. */
+static void matrix_panels(const colibri_matrix *m, int64_t first, int64_t last, const input *in, const int64_t *tokens, int n, int add,
+                          float *out) {
+    float y[2][TOKENS][8];
+    float(*const both[2])[8] = {y[0], y[1]};
+    int64_t p = first;
+    for (; p + 2 <= last; p += 2) {
+        panel_pair_times(m, p, m, p + 1, in, tokens, n, both);
+        for (int i = 0; i < 2; i++) put_panel(m, p + i, tokens, n, add, y[i], out);
+    }
+    if (p < last) {
+        panel_times(m, p, in, tokens, n, y[0]);
+        put_panel(m, p, tokens, n, add, y[0], out);
     }
 }
 
 static void linear_panels(void *arg, int64_t begin, int64_t end) {
     const linear_job *job = arg;
-    int64_t tokens[4];
-    for (int64_t t = 0; t < job->rows; t += 4) {
-        const int n = four_tokens(NULL, t, job->rows, tokens);
+    int64_t tokens[TOKENS];
+    for (int64_t t = 0; t < job->rows; t += TOKENS) {
+        const int n = next_tokens(NULL, t, job->rows, tokens);
         int64_t first = 0;
         for (int i = 0; i < job->num_matrices; i++) {
-            const int64_t last = first + panels_of(job->matrices[i]);
-            for (int64_t p = begin > first ? begin : first; p < end && p < last; p++) {
-                linear_panel(job, job->matrices[i], job->out[i], p - first, tokens, n);
-            }
+            const colibri_matrix *m = job->matrices[i];
+            const int64_t last = first + panels_of(m), from = begin > first ? begin : first, to = end < last ? end : last;
+            if (from < to) matrix_panels(m, from - first, to - first, job->in, tokens, n, job->add, job->out[i]);
             first = last;
         }
     }
@@ -184,9 +228,11 @@ static void linear_one(colibri_context *ctx, const colibri_matrix *m, const inpu
 static int64_t matrix_nbytes(const colibri_matrix *m) {
     const int64_t panels = panels_of(m), K = m->columns;
     if (panels == 0) return 0;
+    if (is_fp8(m->format)) return fp8_nbytes(m->rows, K, fp8_block(m->format));
     if (!is_coded(m->format)) return (panels - 1) * m->panel_stride + (m->rows - (panels - 1) * PANEL) * K * item_size(m->format);
+    const int kind = coded_kind(m->format);
     const int64_t group = coded_group(m->format), groups = (K + group - 1) / group;
-    return (panels - 1) * m->panel_stride + groups * PANEL * (2 + group / (is_int4(m->format) ? 2 : 1));
+    return (panels - 1) * m->panel_stride + groups * PANEL * (scale_nbytes(kind) + group / (kind == INT8_CODE ? 1 : 2));
 }
 
 #endif

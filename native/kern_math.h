@@ -59,6 +59,9 @@ BRANCHLESS uint16_t float_to_bf16(float x) {
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+/* A biased exponent: 0 is 2^-127, 255 a NaN. */
+BRANCHLESS float ue8m0_to_float(uint8_t e) { return float_of(e == 0 ? 0x00400000 : e == 255 ? 0x7fc00000 : (uint32_t)e << 23); }
+
 BRANCHLESS float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
     if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0));

@@ -1,4 +1,4 @@
-/* Routing, and the experts of one layer in whatever order they land. */
+/* The experts of one layer, in whatever order they land. */
 #ifndef COLIBRI_KERN_MOE_H
 #define COLIBRI_KERN_MOE_H
 
@@ -6,106 +6,11 @@
 #include "kern_dense.h"
 
 enum { FEW_ROWS = 256 /* (token, expert) rows up to which each keeps its output until all are there */ };
-enum { SLOT_IS_LOADING = 1, SLOT_IS_READY = 2 };
+enum { SLOT_IS_LOADING = 1, SLOT_IS_READY = 2, MOST_WAITED = 64 /* slots slept on at once */ };
 
 static const int64_t WAIT_NS = 100000000;  /* then Python gets a chance to see Ctrl-C */
 static const int64_t SPIN_WAIT_NS = 20000;
-static const int64_t SLEEP_NS = 1000000;   /* another slot than the one slept on may land first */
-
-typedef struct {
-    const colibri_router *layer;
-    colibri_routing *routing;
-    float *probabilities; /* [rows, E] logits, then probabilities */
-    int32_t *bad;         /* [rows] */
-} route_job;
-
-/* Softmax of one row in place; returns 0 where a logit is not finite. */
-static int softmax_row(float *x, int64_t n) {
-    float max = x[0];
-    for (int64_t i = 0; i < n; i++) {
-        if ((bits_of(x[i]) & 0x7fffffff) >= 0x7f800000) return 0;
-        max = x[i] > max ? x[i] : max;
-    }
-    float sum = 0.0f;
-    for (int64_t i = 0; i < n; i++) {
-        x[i] = exp_f32(x[i] - max);
-        sum += x[i];
-    }
-    for (int64_t i = 0; i < n; i++) x[i] /= sum;
-    return 1;
-}
-
-/* The k largest, descending, ties to the lowest id; a taken one becomes -1. */
-static void take_largest(float *p, int64_t n, int32_t k, int32_t *ids, float *weights) {
-    for (int32_t a = 0; a < k; a++) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < n; i++) best = p[i] > p[best] ? i : best;
-        ids[a] = (int32_t)best;
-        weights[a] = p[best];
-        p[best] = -1.0f;
-    }
-}
-
-static void route_rows(void *arg, int64_t begin, int64_t end) {
-    const route_job *job = arg;
-    const int64_t E = job->layer->gate.rows;
-    const int32_t A = job->layer->num_experts_per_tok;
-    for (int64_t t = begin; t < end; t++) {
-        float *p = job->probabilities + t * E, *weights = job->routing->weights + t * A;
-        job->bad[t] = !softmax_row(p, E);
-        if (job->bad[t]) continue;
-        take_largest(p, E, A, job->routing->ids + t * A, weights);
-        if (!job->layer->normalize) continue;
-        float sum = 0.0f;
-        for (int32_t a = 0; a < A; a++) sum += weights[a];
-        for (int32_t a = 0; a < A; a++) weights[a] /= sum;
-    }
-}
-
-/* Writes the ascending union of n ids below E and returns its length; `used` [E] is scratch. */
-static int32_t unite(const int32_t *ids, int64_t n, int64_t E, uint8_t *used, int32_t *out) {
-    memset(used, 0, (size_t)E);
-    for (int64_t i = 0; i < n; i++) used[ids[i]] = 1;
-    int32_t num = 0;
-    for (int64_t e = 0; e < E; e++) {
-        if (used[e]) out[num++] = (int32_t)e;
-    }
-    return num;
-}
-
-typedef struct {
-    float *probabilities;
-    int32_t *bad;
-    uint8_t *used;
-    input in;
-} route_memory;
-
-static route_memory take_route(bump *b, const float *hidden, int64_t rows, int64_t D, int64_t E, float top, int needed) {
-    route_memory m = {take_floats(b, rows * E), take(b, rows * 4), take(b, E), {0}};
-    m.in = take_input(b, hidden, rows, D, top, needed);
-    return m;
-}
-
-static int32_t route_step(colibri_context *ctx, const colibri_router *layer, const float *x, colibri_routing *routing) {
-    const int64_t rows = routing->rows, E = layer->gate.rows, D = layer->gate.columns;
-    const colibri_matrix *const gate[1] = {&layer->gate};
-    bump b = bump_of(ctx);
-    const route_memory m = take_route(&b, routing->hidden, rows, D, E, top_code(ctx), groups_needed(ctx, gate, 1));
-    if (!fits(&b)) return COLIBRI_WORKSPACE;
-    if (layer->num_experts_per_tok > E) return COLIBRI_ARGUMENT;
-    norm_input(ctx, &m.in, &layer->norm, x, routing->hidden, rows);
-    linear_one(ctx, &layer->gate, &m.in, rows, m.probabilities, STORE);
-    route_job job = {layer, routing, m.probabilities, m.bad};
-    pool_run(ctx->pool, route_rows, &job, rows, 1);
-    for (int32_t t = 0; t < rows; t++) {
-        if (m.bad[t]) {
-            ctx->where = t;
-            return COLIBRI_NONFINITE;
-        }
-    }
-    routing->num_used = unite(routing->ids, rows * layer->num_experts_per_tok, E, m.used, routing->experts);
-    return COLIBRI_OK;
-}
+static const int64_t SLEEP_NS = 2000000;   /* a landing that wakes nobody is still seen */
 
 /* Rows of the step, expert by expert: which token, and with what weight. */
 typedef struct {
@@ -183,10 +88,14 @@ static int list_rows(const moe_job *job, const int32_t *experts) {
 static glu net_of(const moe_job *job, int64_t i, int64_t row) {
     const int64_t *part = job->table->parts + 3 * (int64_t)job->slots[i];
     const moe_memory *m = job->m;
-    glu net = {job->layer->gate_proj, job->layer->up_proj, job->layer->down_proj, m->tokens + m->starts[i], m->starts[i + 1] - m->starts[i], row};
-    net.gate.data = job->table->arena + part[0];
-    net.up.data = job->table->arena + part[1];
-    net.down.data = job->table->arena + part[2];
+    const colibri_experts *layer = job->layer;
+    glu net = {layer->gate_proj, layer->up_proj, layer->down_proj, layer->act, m->tokens + m->starts[i], m->starts[i + 1] - m->starts[i], row};
+    colibri_matrix *const matrices[3] = {&net.gate, &net.up, &net.down};
+    for (int j = 0; j < 3; j++) {
+        matrices[j]->data = job->table->arena + part[j];
+        if (!job->table->biases) continue;
+        matrices[j]->bias = (const float *)(const void *)(job->table->arena + job->table->biases[3 * (int64_t)job->slots[i] + j]);
+    }
     return net;
 }
 
@@ -198,6 +107,9 @@ static int64_t bad_slot(const moe_job *job) {
         for (int j = 0; j < 3; j++) {
             const int64_t offset = job->table->parts[3 * (int64_t)job->slots[i] + j];
             if (offset < 0 || offset + matrix_nbytes(parts[j]) > job->table->arena_nbytes) return i;
+            if (!job->table->biases) continue;
+            const int64_t bias = job->table->biases[3 * (int64_t)job->slots[i] + j];
+            if (bias < 0 || bias % 4 || bias + 4ll * parts[j]->rows > job->table->arena_nbytes) return i;
         }
     }
     return -1;
@@ -223,15 +135,25 @@ static void run_nets(const moe_job *job, int64_t n) {
     run_glu(job->ctx, job->m->nets, n, &job->m->in, &job->m->hidden, job->m->units, job->m->out);
 }
 
-/* Waits until slot i (or, with luck, another) is no longer LOADING: spins for 20 us, then sleeps. Returns 0 at `end`. */
-static int wait_for(const moe_job *job, int64_t i, int64_t end) {
+/* Whether one of the slots in `waiting` is no longer LOADING. */
+static int any_landed(const moe_job *job, const int32_t *waiting, int n) {
+    for (int i = 0; i < n; i++) {
+        if (state_of(job, waiting[i]) != SLOT_IS_LOADING) return 1;
+    }
+    return 0;
+}
+
+/* Waits until one of the slots in `waiting` lands: spins for 20 us, then sleeps on all of them. Returns 0 at `end`. */
+static int wait_for(const moe_job *job, const int32_t *waiting, int n, int64_t end) {
     const int64_t spin_end = now_ns() + SPIN_WAIT_NS;
+    const void *words[MOST_WAITED];
     pool_rest(job->ctx->pool);
     while (now_ns() < spin_end) {
         for (int pause = 0; pause < 32; pause++) cpu_pause();
-        if (state_of(job, i) != SLOT_IS_LOADING) return 1;
+        if (any_landed(job, waiting, n)) return 1;
     }
-    futex_wait(&job->table->states[job->slots[i]], SLOT_IS_LOADING, SLEEP_NS);
+    for (int i = 0; i < n; i++) words[i] = &job->table->states[job->slots[waiting[i]]];
+    futex_wait_any(words, n, SLOT_IS_LOADING, SLEEP_NS);
     return now_ns() < end;
 }
 
@@ -246,17 +168,19 @@ static int32_t check_slot(const moe_job *job, int64_t i, int32_t state) {
 static int32_t run_any_order(moe_job *job, colibri_progress *progress, int64_t end) {
     const moe_memory *m = job->m;
     while (progress->finished < job->n) {
-        int64_t num = 0, waiting = -1;
+        int64_t num = 0;
+        int32_t waiting[MOST_WAITED];
+        int num_waiting = 0;
         for (int64_t i = 0; i < job->n; i++) {
             if (m->done[i]) continue;
             const int32_t state = state_of(job, i), code = check_slot(job, i, state);
             if (code != COLIBRI_OK) return code;
-            if (state == SLOT_IS_LOADING) waiting = waiting < 0 ? i : waiting;
-            else m->nets[num++] = net_of(job, i, m->starts[i]), m->done[i] = 1;
+            if (state == SLOT_IS_READY) m->nets[num++] = net_of(job, i, m->starts[i]), m->done[i] = 1;
+            else if (num_waiting < MOST_WAITED) waiting[num_waiting++] = (int32_t)i;
         }
         run_nets(job, num);
         progress->finished += (int32_t)num;
-        if (num == 0 && !wait_for(job, waiting, end)) return COLIBRI_AGAIN;
+        if (num == 0 && !wait_for(job, waiting, num_waiting, end)) return COLIBRI_AGAIN;
     }
     add_outputs(job, 0, m->starts[job->n]);
     return COLIBRI_OK;
@@ -270,7 +194,8 @@ static int32_t run_ascending(moe_job *job, colibri_progress *progress, int64_t e
         const int32_t state = state_of(job, i), code = check_slot(job, i, state);
         if (code != COLIBRI_OK) return code;
         if (state == SLOT_IS_LOADING) {
-            if (!wait_for(job, i, end)) return COLIBRI_AGAIN;
+            const int32_t waiting[1] = {(int32_t)i};
+            if (!wait_for(job, waiting, 1, end)) return COLIBRI_AGAIN;
             continue;
         }
         m->nets[0] = net_of(job, i, 0);

@@ -11,6 +11,13 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define VEC_AVX2 1
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define VEC_AVX512 1
+#endif
+#endif
+
+#if defined(VEC_AVX2)
 #include <immintrin.h>
 
 typedef __m256 vf8;
@@ -33,13 +40,6 @@ INLINE vi8 vi8_sar(vi8 a, int n) { return _mm256_srai_epi32(a, n); } /* 32 bits,
 INLINE vi8 vi8_low_bytes(vi8 a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); } /* of 16 bits, signed */
 INLINE vi8 vi8_high_bytes(vi8 a) { return _mm256_srai_epi16(a, 8); }
 INLINE vf8 vi8_float(vi8 a) { return _mm256_cvtepi32_ps(a); }
-
-/* Both 16-bit halves of each lane times the pair at p, added. */
-INLINE vi8 vi8_dot(vi8 a, const int16_t *p) {
-    int32_t pair;
-    memcpy(&pair, p, sizeof pair);
-    return _mm256_madd_epi16(a, _mm256_set1_epi32(pair));
-}
 
 INLINE float sum_eight(vf8 a) { /* i + (i + 4), then i + (i + 2), then the last two */
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -77,7 +77,6 @@ INLINE int32_t pair16(int32_t low, int32_t high) { return (int32_t)(((uint32_t)l
 INLINE vi8 vi8_low_bytes(vi8 a) { EACH8(a.i[l] = pair16((int8_t)a.i[l], (int8_t)(a.i[l] >> 16))); return a; }
 INLINE vi8 vi8_high_bytes(vi8 a) { EACH8(a.i[l] = pair16((int8_t)(a.i[l] >> 8), (int8_t)(a.i[l] >> 24))); return a; }
 INLINE vf8 vi8_float(vi8 a) { vf8 r; EACH8(r.f[l] = (float)a.i[l]); return r; }
-INLINE vi8 vi8_dot(vi8 a, const int16_t *p) { EACH8(a.i[l] = (int16_t)a.i[l] * p[0] + (a.i[l] >> 16) * p[1]); return a; }
 
 INLINE float sum_eight(vf8 a) {
     for (int n = 4; n > 0; n /= 2) {
@@ -87,7 +86,7 @@ INLINE float sum_eight(vf8 a) {
 }
 #endif
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#if defined(VEC_AVX512)
 typedef __m512 vf16;
 
 INLINE vf16 vf16_zero(void) { return _mm512_setzero_ps(); }
@@ -101,9 +100,23 @@ INLINE vf16 vf16_add(vf16 a, vf16 b) { return _mm512_add_ps(a, b); }
 INLINE vf16 vf16_mul(vf16 a, vf16 b) { return _mm512_mul_ps(a, b); }
 INLINE vf16 vf16_fma(vf16 a, vf16 b, vf16 c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE void vf16_store(float *p, vf16 a) { _mm512_storeu_ps(p, a); }
+INLINE vf16 vf16_s8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see fp8_nans. */
+INLINE vf16 vf16_fp8(const void *p) {
+    const __m256i items = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7); /* the sign now fills two bits */
+    const __m256i halves = _mm256_and_si256(items, _mm256_set1_epi16((int16_t)0xbfff));
+    return _mm512_cvtph_ps(halves);
+}
+/* The largest magnitude of codes so far: 0x7f stands for NaN. */
+typedef __m128i vb16;
+INLINE vb16 vb16_zero(void) { return _mm_setzero_si128(); }
+INLINE vb16 vb16_most(vb16 most, const void *p) {
+    return _mm_max_epu8(most, _mm_and_si128(_mm_loadu_si128(p), _mm_set1_epi8(0x7f)));
+}
+INLINE int vb16_any_nan(vb16 most) { return _mm_movemask_epi8(_mm_cmpeq_epi8(most, _mm_set1_epi8(0x7f))) != 0; }
 INLINE float vf16_sum(vf16 a) { return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(VEC_AVX2)
 typedef struct { __m256 a, b; } vf16;
 
 INLINE vf16 vf16_set1(float a) { return (vf16){_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
@@ -120,6 +133,21 @@ INLINE vf16 vf16_add(vf16 x, vf16 y) { return (vf16){_mm256_add_ps(x.a, y.a), _m
 INLINE vf16 vf16_mul(vf16 x, vf16 y) { return (vf16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 INLINE vf16 vf16_fma(vf16 x, vf16 y, vf16 z) { return (vf16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 INLINE void vf16_store(float *p, vf16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+INLINE __m256 eight_s8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INLINE vf16 vf16_s8(const void *p) { return (vf16){eight_s8(p), eight_s8((const char *)p + 8)}; }
+/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see fp8_nans. */
+INLINE vf16 vf16_fp8(const void *p) {
+    const __m256i items = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7); /* the sign now fills two bits */
+    const __m256i halves = _mm256_and_si256(items, _mm256_set1_epi16((int16_t)0xbfff));
+    return (vf16){_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+/* The largest magnitude of codes so far: 0x7f stands for NaN. */
+typedef __m128i vb16;
+INLINE vb16 vb16_zero(void) { return _mm_setzero_si128(); }
+INLINE vb16 vb16_most(vb16 most, const void *p) {
+    return _mm_max_epu8(most, _mm_and_si128(_mm_loadu_si128(p), _mm_set1_epi8(0x7f)));
+}
+INLINE int vb16_any_nan(vb16 most) { return _mm_movemask_epi8(_mm_cmpeq_epi8(most, _mm_set1_epi8(0x7f))) != 0; }
 INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
 
 #else
@@ -147,6 +175,31 @@ INLINE vf16 vf16_add(vf16 a, vf16 b) { EACH16(a.f[l] += b.f[l]); return a; }
 INLINE vf16 vf16_mul(vf16 a, vf16 b) { EACH16(a.f[l] *= b.f[l]); return a; }
 INLINE vf16 vf16_fma(vf16 a, vf16 b, vf16 c) { EACH16(c.f[l] = __builtin_fmaf(a.f[l], b.f[l], c.f[l])); return c; }
 INLINE void vf16_store(float *p, vf16 a) { memcpy(p, a.f, sizeof a.f); }
+INLINE vf16 vf16_s8(const void *p) {
+    const int8_t *items = p;
+    vf16 r;
+    EACH16(r.f[l] = (float)items[l]);
+    return r;
+}
+INLINE vf16 vf16_fp8(const void *p) {
+    uint8_t e[16];
+    vf16 r;
+    memcpy(e, p, sizeof e);
+    EACH16(r.f[l] = half_to_float((uint16_t)((e[l] & 0x80) << 8 | (e[l] & 0x7f) << 7)));
+    return r;
+}
+typedef struct { uint8_t b[16]; } vb16;
+INLINE vb16 vb16_zero(void) { return (vb16){{0}}; }
+INLINE vb16 vb16_most(vb16 most, const void *p) {
+    const uint8_t *e = p;
+    EACH16(most.b[l] = (e[l] & 0x7f) > most.b[l] ? e[l] & 0x7f : most.b[l]);
+    return most;
+}
+INLINE int vb16_any_nan(vb16 most) {
+    int found = 0;
+    EACH16(found |= most.b[l] == 0x7f);
+    return found;
+}
 INLINE float vf16_sum(vf16 a) {
     vf8 r;
     EACH8(r.f[l] = a.f[l] + a.f[l + 8]);
@@ -154,12 +207,14 @@ INLINE float vf16_sum(vf16 a) {
 }
 #endif
 
-enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_CODE = 16, INT4_CODE = 32 }; /* Format.code; coded: + index of the group */
+enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48 }; /* Format.code */
 
-INLINE int item_size(int format) { return format == F32_CODE ? 4 : 2; }
+INLINE int is_fp8(int format) { return (format & ~1) == FP8_CODE; }
+INLINE int item_size(int format) { return is_fp8(format) || format == INT8_ROWS_CODE ? 1 : format == F32_CODE ? 4 : 2; }
 
 INLINE vf16 vf16_load(int format, const void *p) {
-    return format == F32_CODE ? vf16_f32(p) : format == F16_CODE ? vf16_f16(p) : vf16_bf16(p);
+    if (format == INT8_ROWS_CODE) return vf16_s8(p);
+    return is_fp8(format) ? vf16_fp8(p) : format == F32_CODE ? vf16_f32(p) : format == F16_CODE ? vf16_f16(p) : vf16_bf16(p);
 }
 
 /* The first n < 16 items at p, then zeros. */

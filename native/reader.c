@@ -113,10 +113,16 @@ static void *work(void *argument) {
     while (!r->closing) {
         block b;
         if (!take(r, &b)) {
+            r->idle++;
             pthread_cond_wait(&r->wake, &r->mutex);
+            r->idle--;
             continue;
         }
+        /* Threads wake one another, so that whoever submits pays for one system call and not for all. */
+        int wake = r->idle > 0 && (r->first[DEMAND] >= 0 || r->first[PREFETCH] >= 0);
         pthread_mutex_unlock(&r->mutex);
+        if (wake)
+            pthread_cond_signal(&r->wake);
         int32_t drive = 0;
         colibri_failure failure = {.reason = 0};
         if (!landing_read(r, &b, &drive, &failure))
@@ -198,7 +204,9 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         int32_t slot = jobs->slots[i];
         job *j = &r->jobs[slot];
         j->scans = jobs->scans, j->num_scans = jobs->num_scans, j->num_pieces = 0;
-        j->crc = jobs->crcs[i], j->check = jobs->checks[i], j->drives = jobs->drives[i] | 1u;
+        j->crc = jobs->crcs ? jobs->crcs[i] : 0;
+        j->check = !jobs->crcs ? COLIBRI_CHECK_NEVER : jobs->checks ? jobs->checks[i] : COLIBRI_CHECK_ALWAYS;
+        j->drives = (jobs->drives ? jobs->drives[i] : 0) | 1u;
         j->used = 0, j->in_flight = 0, j->failure.reason = 0;
         for (int64_t k = (int64_t)i * jobs->num_pieces; k < (int64_t)(i + 1) * jobs->num_pieces; k++)
             if (jobs->nbytes[k])
@@ -210,8 +218,10 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         __atomic_store_n(&r->states[slot], COLIBRI_SLOT_LOADING, __ATOMIC_RELEASE);
         append(r, slot, jobs->prefetch ? PREFETCH : DEMAND);
     }
-    pthread_cond_broadcast(&r->wake);
+    int wake = r->idle > 0;
     pthread_mutex_unlock(&r->mutex);
+    if (wake)
+        pthread_cond_signal(&r->wake);
 }
 
 void colibri_reader_promote(colibri_reader *r, int32_t slot) {
@@ -221,6 +231,19 @@ void colibri_reader_promote(colibri_reader *r, int32_t slot) {
         append(r, slot, DEMAND);
     }
     pthread_mutex_unlock(&r->mutex);
+}
+
+int32_t colibri_reader_withdraw(colibri_reader *r, int32_t slot) {
+    pthread_mutex_lock(&r->mutex);
+    job *j = &r->jobs[slot];
+    int32_t waits = j->queue == PREFETCH && !j->in_flight && !j->used;
+    if (waits) {
+        unlink_job(r, slot);
+        j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
+        publish(r, slot, COLIBRI_SLOT_FAILED);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return waits;
 }
 
 int32_t colibri_slot_wait(const int32_t *state, int32_t timeout_ms) {

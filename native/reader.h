@@ -37,14 +37,14 @@ struct colibri_reader {
     job *jobs;     /* [num_slots] */
     piece *pieces; /* [num_slots][max_pieces] */
     int32_t *fds, *direct; /* [num_drives][num_files] */
-    int32_t max_pieces, num_files, num_drives, num_threads, closing, keep_cache;
+    int32_t max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
     int64_t block_nbytes; /* 0: pieces are read whole */
     int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
     int64_t weights[COLIBRI_MAX_DRIVES], in_flight[COLIBRI_MAX_DRIVES], drive_bytes[COLIBRI_MAX_DRIVES];
     uint32_t dropped; /* mirrors that failed, a set */
     colibri_failure drops[COLIBRI_MAX_DRIVES];
     colibri_reader_stats stats;
-    pthread_mutex_t mutex; /* guards queues, `closing`, and of jobs `rest`, `in_flight`, `used`, `failure` */
+    pthread_mutex_t mutex; /* guards queues, `idle`, `closing`, and of jobs `rest`, `in_flight`, `used`, `failure` */
     pthread_cond_t wake;
     pthread_t threads[MAX_THREADS];
 };

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 from colibri.errors import SettingsError
 from colibri.kernels.api import Activations
 from colibri.memory.policies import EVICTIONS
+from colibri.memory.prefetch import PREFETCH_MODES, PrefetchMode
 from colibri.memory.reader_config import ReaderConfig
 from colibri.models.plan import MemoryConfig
 from colibri.units import parse_bytes
@@ -200,6 +201,13 @@ class Settings:
         parse_switch,
         "BOOL",
         "Begin by reading the experts that earlier runs used most: true or false",
+    )
+    prefetch: PrefetchMode = knob(  # noqa: RUF009
+        "auto",
+        one_of(*PREFETCH_MODES),
+        "MODE",
+        "Whether experts that the next layers will probably want are read ahead: auto (where it is "
+        "measured to pay), on or off",
     )
     route_trace: str | None = knob(
         None,

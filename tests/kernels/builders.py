@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats import F32, FORMATS, Bytes, FloatFormat, Floats, Format
+from colibri.formats import (
+    F32,
+    FORMATS,
+    Bytes,
+    FloatFormat,
+    Floats,
+    Format,
+    FP8Format,
+    RowInt8Format,
+    padded,
+)
 from colibri.kernels.api import (
     FFN,
     KV_BLOCK,
@@ -115,6 +125,7 @@ def attention(
     head_dim: int = 16,
     bias: bool = False,
     q_norm: str | None = None,
+    sinks: bool = False,
     **options: Any,
 ) -> Attention:
     heads = kv_heads * ratio
@@ -132,6 +143,7 @@ def attention(
         scale=head_dim**-0.5,
         q_norm=norm(rng, q_width if whole else head_dim) if q_norm else None,
         k_norm=norm(rng, kv_width if whole else head_dim) if q_norm else None,
+        sinks=gaussian(rng, heads) if sinks else None,
         **{"rotary_dim": head_dim} | options,
     )
 
@@ -141,7 +153,7 @@ def rope(positions: Ints, rotary_dim: int) -> RopeTable:
     return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
-def kv_layer(layer: Attention, fmt: FloatFormat, num_blocks: int) -> KVLayer:
+def kv_layer(layer: Attention, fmt: FloatFormat | RowInt8Format, num_blocks: int) -> KVLayer:
     """A pool full of NaN: whoever reads a key that was never written shows it."""
     share = 2 * fmt.nbytes((layer.num_kv_heads * KV_BLOCK, layer.head_dim))
     pool = np.full(num_blocks * (share + 128), 0xFF, np.uint8)
@@ -153,9 +165,15 @@ def batch(positions: list[int], members: list[int], tables: Ints) -> Batch:
 
 
 def router(
-    rng: np.random.Generator, fmt: Format, hidden: int, num: int, active: int, normalize: bool
+    rng: np.random.Generator,
+    fmt: Format,
+    hidden: int,
+    num: int,
+    active: int,
+    normalize: bool,
+    **options: Any,
 ) -> Router:
-    return Router(norm(rng, hidden), matrix(rng, fmt, num, hidden), active, normalize)
+    return Router(norm(rng, hidden), matrix(rng, fmt, num, hidden), active, normalize, **options)
 
 
 def routing(rng: np.random.Generator, tokens: int, hidden: int, num: int, active: int) -> Routing:
@@ -172,7 +190,7 @@ def experts(
     Gate and up panels alternate where every panel is whole; else the parts follow each other.
     """
     panel = fmt.panel_nbytes(hidden)
-    alternate = fmt.is_coded or units % 8 == 0
+    alternate = fmt.is_coded or (units % 8 == 0 and not isinstance(fmt, FP8Format))
     stride = 2 * panel if alternate else panel
     layer = Experts(
         num,
@@ -184,7 +202,7 @@ def experts(
     )
     first = fmt.resident_nbytes((units, hidden))
     down = fmt.resident_nbytes((hidden, units))
-    record = 2 * first + down + 3
+    record = padded(2 * first + down + 3, 4)
     arena = np.zeros(num * record, np.uint8)
     parts = np.zeros((num, 3), np.int64)
     for slot in range(num):
@@ -200,6 +218,19 @@ def experts(
                 arena[begin : begin + chunk.size] = chunk
     states = np.full(num, READY, np.int32)
     return layer, Slots(arena, parts, states, lambda slot: None)
+
+
+def with_biases(rng: np.random.Generator, layer: Experts, table: Slots) -> Slots:
+    """The same experts, each followed in the arena by biases of its own."""
+    rows = (layer.gate_proj.rows, layer.up_proj.rows, layer.down_proj.rows)
+    starts = np.cumsum([0, *rows])[:3]
+    values = gaussian(rng, layer.num_experts, sum(rows))
+    begin = padded(table.arena.size, 4)
+    arena = np.zeros(begin + values.nbytes, np.uint8)
+    arena[: table.arena.size] = table.arena
+    arena[begin:] = values.reshape(-1).view(np.uint8)
+    offsets = begin + 4 * (np.arange(layer.num_experts)[:, None] * sum(rows) + starts)
+    return Slots(arena, table.parts, table.states, table.wait, offsets.astype(np.int64))
 
 
 def slots_of(layer: Experts, ids: Ints) -> Ints:

@@ -1,5 +1,6 @@
 """Attention: numbers against the reference, and the same bits however the rows arrive."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri.formats import BF16, F16, F32, FORMATS, Floats
+from colibri.formats import BF16, F16, F32, FORMATS, INT8_ROWS, Floats
 from colibri.kernels.api import Attention, Ints, Kernels, KVLayer
+from colibri.kernels.reference import rms_norm
 from tests.kernels.builders import (
     REFERENCE,
     assert_close,
@@ -23,13 +25,13 @@ from tests.kernels.builders import (
     variants,
 )
 
-KV_ERROR = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2}
+KV_ERROR = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "int8": 6e-2}
 
 LAYERS = st.fixed_dictionaries(
     {
         "hidden": st.sampled_from([8, 24, 33]),
         "kv_heads": st.integers(1, 3),
-        "ratio": st.integers(1, 4),
+        "ratio": st.sampled_from([1, 2, 3, 4, 9]),
         "head_dim": st.sampled_from([4, 16, 20, 64, 80]),
         "bias": st.booleans(),
         "q_norm": st.sampled_from([None, "head", "whole"]),
@@ -37,6 +39,7 @@ LAYERS = st.fixed_dictionaries(
         "window": st.sampled_from([None, 1, 5, 70]),
         "rope_pairing": st.sampled_from(["half", "pair"]),
         "rotary_dim": st.sampled_from([0, 2, 4]),
+        "sinks": st.booleans(),
     }
 )
 
@@ -63,7 +66,7 @@ def tables(members: int, kv: KVLayer) -> Ints:
 @settings(max_examples=100, deadline=None)
 @given(
     options=LAYERS,
-    fmt=st.sampled_from([F32, F16, BF16]),
+    fmt=st.sampled_from([F32, F16, BF16, INT8_ROWS]),
     tokens=st.integers(1, 150),
     cuts=st.lists(st.integers(0, 150), max_size=4),
     seed=st.integers(0, 2**32 - 1),
@@ -84,9 +87,10 @@ def test_attention_step(
 
 
 @pytest.mark.parametrize("window", [None, 1000])
-def test_contexts_longer_than_a_split(window: int | None) -> None:
+@pytest.mark.parametrize("ratio", [1, 3])
+def test_contexts_longer_than_a_split(ratio: int, window: int | None) -> None:
     rng = generator(0)
-    layer = attention(rng, F32, hidden=8, head_dim=8, ratio=1, window=window)
+    layer = attention(rng, F32, hidden=8, head_dim=8, ratio=ratio, window=window, sinks=True)
     x = gaussian(rng, 1100, 8)
     found = run(native("float32"), layer, kv_layer(layer, F32, 18), x, [])
     assert_close(found, run(REFERENCE, layer, kv_layer(layer, F32, 18), x, []), 1e-5)
@@ -159,3 +163,46 @@ def test_a_window_does_not_need_the_blocks_behind_it() -> None:
     native().attention_step(layer, whole, behind, rope(behind.positions, layer.rotary_dim), kv)
     native().attention_step(layer, rows, alone, rope(alone.positions, layer.rotary_dim), kv)
     assert_same_bits(rows, whole[7:])
+
+
+@pytest.mark.parametrize("fmt", [BF16, INT8_ROWS], ids=repr)
+@pytest.mark.parametrize("window", [None, 2500])
+def test_decoding_far_behind_many_splits(fmt: Any, window: int | None) -> None:
+    """One row sees several splits, which threads take apart; so do rows of a long chunk."""
+    rng = generator(11)
+    layer = attention(rng, F32, hidden=8, head_dim=16, ratio=2, window=window)
+    length = 5000
+    blocks = -(-length // 64)
+    kv = kv_layer(layer, fmt, blocks)
+    x = gaussian(rng, length, 8)
+    table = tables(1, kv)
+    whole = x.copy()
+    for begin in range(0, length, 1000):
+        positions = list(range(begin, begin + 1000))
+        part = batch(positions, [0] * 1000, table)
+        rows = whole[begin : begin + 1000]
+        native("float32").attention_step(layer, rows, part, rope(part.positions, 16), kv)
+    for last in (1023, 1024, 2500, 4999):
+        for kernels in variants("float32"):
+            row = x[last : last + 1].copy()
+            part = batch([last], [0], table)
+            kernels.attention_step(layer, row, part, rope(part.positions, 16), kv)
+            assert_same_bits(row, whole[last : last + 1])
+
+
+def test_a_sink_takes_its_share() -> None:
+    """A sink as large as all scores together halves what attention adds."""
+    rng = generator(12)
+    layer = attention(rng, F32, hidden=24)
+    x = gaussian(rng, 1, 24)
+    alone = run(native(), layer, kv_layer(layer, F32, 1), x, []) - x
+    q = REFERENCE.matmul(layer.q_proj, rms(layer, x)).reshape(layer.num_heads, -1)
+    k = REFERENCE.matmul(layer.k_proj, rms(layer, x)).reshape(layer.num_kv_heads, -1)
+    sinks = (np.repeat(k, 2, axis=0) * q).sum(axis=1) * np.float32(layer.scale)
+    with_sink = dataclasses.replace(layer, sinks=sinks.astype(np.float32))
+    halved = run(native(), with_sink, kv_layer(layer, F32, 1), x, []) - x
+    assert_close(halved, alone / np.float32(2), 1e-5)
+
+
+def rms(layer: Attention, x: Floats) -> Floats:
+    return rms_norm(x, layer.norm)

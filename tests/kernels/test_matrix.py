@@ -57,9 +57,13 @@ def test_matmul(
     x = gaussian(rng, tokens, columns)
     found = native(activations).matmul(m, x)
     wanted = REFERENCE.matmul(m, x)
-    error = ERROR[activations] if fmt.is_coded else ERROR["float32"]
-    # A single row may cancel to almost nothing, so the error is one of the terms it is a sum of.
-    scale = np.abs(x) @ np.abs(fmt.decode(m.data, (rows, columns))).T
+    # A single row may cancel to almost nothing, so the error is one of the terms it is a sum of;
+    # a coded input is off by a part of the largest in its group.
+    sizes = np.abs(fmt.decode(m.data, (rows, columns)))
+    coded_inputs = fmt.is_coded and activations != "float32"
+    most = np.broadcast_to(np.abs(x).max(axis=1, keepdims=True), x.shape)
+    scale = (most if coded_inputs else np.abs(x)) @ sizes.T
+    error = {"int16": 3e-5, "int8": 6e-3}[activations] if coded_inputs else 4e-6
     assert (np.abs(found - wanted) <= error * (scale + np.abs(wanted))).all()
     for kernels in variants(activations):
         assert_same_bits(kernels.matmul(m, x), found)
@@ -199,3 +203,42 @@ def test_a_matrix_that_is_too_short_is_refused() -> None:
     short = Matrix(F32, 8, 64, m.data[:-1])
     with pytest.raises(ValueError, match="takes 2048 bytes, not 2047"):
         native().matmul(short, np.zeros((1, 64), np.float32))
+
+
+@pytest.mark.parametrize("name", ["fp8-e4m3-b128", "fp8-e4m3-b32"])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (8, 149), (11, 130)])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_nan_code_of_fp8_spoils_its_row(name: str, row: int, column: int, code: int) -> None:
+    m = matrix(generator(4), FORMATS[name], 12, 150, shift=0)
+    m.data[row * 150 + column] = code
+    x = gaussian(generator(5), 5, 150)
+    for kernels in variants("int16"):
+        found = kernels.matmul(m, x)
+        assert np.isnan(found[:, row]).all()
+        assert np.isfinite(np.delete(found, row, axis=1)).all()
+        assert np.isnan(kernels.embed(m, np.array([row], np.int32))[0, column])
+
+
+def test_every_fp8_code_is_exact() -> None:
+    fmt = FORMATS["fp8-e4m3-b32"]
+    codes = np.array([c for c in range(256) if c & 0x7F != 0x7F], np.uint8)
+    data = np.concatenate([codes, np.zeros(2, np.uint8), np.ones(8, np.float32).view(np.uint8)])
+    m = Matrix(fmt, codes.size, 1, data)
+    for kernels in variants("int16"):
+        found = kernels.matmul(m, np.ones((1, 1), np.float32))
+        np.testing.assert_array_equal(found[0], fmt.decode(data, (codes.size, 1))[:, 0])
+
+
+@pytest.mark.parametrize("activations", list(ERROR))
+def test_the_scales_of_mxfp4_at_the_edges(activations: str) -> None:
+    """Scale bytes 0 (2^-127), 1, 250 and 255 (NaN), each of one row, as the reference has them."""
+    m = matrix(generator(4), FORMATS["mxfp4"], 8, 32, shift=0)
+    m.data[:8] = [0, 1, 127, 240, 255, 127, 127, 127]
+    x = gaussian(generator(5), 2, 32)
+    wanted, found = REFERENCE.matmul(m, x), native(activations).matmul(m, x)
+    assert np.isnan(found[:, 4]).all()
+    keep = [0, 1, 2, 3, 5, 6, 7]
+    largest = np.abs(wanted[:, keep]).max(axis=0)
+    assert (np.abs(found - wanted)[:, keep] <= 4 * ERROR[activations] * largest).all()
+    for kernels in variants(activations):
+        assert_same_bits(kernels.matmul(m, x), found)

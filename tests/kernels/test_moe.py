@@ -1,5 +1,6 @@
-"""Routing and experts: numbers against the reference, bits in whatever order experts land."""
+"""Experts: numbers against the reference, bits in whatever order experts land."""
 
+import dataclasses
 import signal
 import threading
 from types import FrameType
@@ -21,11 +22,10 @@ from colibri.kernels.api import (
     Head,
     Kernels,
     Limits,
-    NonFiniteRow,
-    Router,
     Routing,
     SlotFailed,
     Slots,
+    Swiglu,
 )
 from colibri.kernels.native import NativeKernels
 from tests.kernels.builders import (
@@ -50,6 +50,7 @@ from tests.kernels.builders import (
     routing,
     slots_of,
     variants,
+    with_biases,
 )
 
 
@@ -103,6 +104,41 @@ def test_moe_step(
     assert_same_bits(
         run(native(activations), layer, alone, table, x[row : row + 1], []), out[row : row + 1]
     )
+
+
+ACTS = {"clamped": Swiglu(limit=0.5), "shifted": Swiglu(limit=7.0, alpha=1.702, offset=1.0)}
+
+
+@pytest.mark.parametrize("act", list(ACTS))
+@pytest.mark.parametrize("name", ["mxfp4", "int4-g32", "bf16", "fp8-e4m3-b128"])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_other_activations_and_biases(name: str, act: str, tokens: int) -> None:
+    rng = generator(tokens)
+    plain, table = experts(rng, FORMATS[name], 70, 45, 9, shared=True)
+    assert plain.shared is not None
+    shared = dataclasses.replace(plain.shared, swiglu=ACTS[act])
+    layer = dataclasses.replace(plain, swiglu=ACTS[act], shared=shared)
+    biased = with_biases(rng, layer, table)
+    found = routing(rng, tokens, 70, 9, 8)
+    x = gaussian(rng, tokens, 70)
+    out = run(native(), layer, found, biased, x, [])
+    error = 2 * ERROR["int16" if FORMATS[name].is_coded else "float32"]
+    assert_close(out, run(REFERENCE, layer, found, biased, x, []), error)
+    for kernels in variants("int16"):
+        assert_same_bits(run(kernels, layer, found, biased, x, [1, 3]), out)
+    assert (out != run(native(), layer, found, table, x, [])).any()
+    assert (out != run(native(), plain, found, biased, x, [])).any()
+
+
+@pytest.mark.parametrize("to", [-4, 2, "end"])
+def test_biases_outside_the_arena_are_refused(to: int | str) -> None:
+    rng = generator(2)
+    layer, table = experts(rng, F32, 16, 16, 2)
+    biased = with_biases(rng, layer, table)
+    assert biased.biases is not None
+    biased.biases[0, 2] = biased.arena.size - 60 if to == "end" else to
+    with pytest.raises(ValueError, match="out of range"):
+        run(native(), layer, routing(rng, 1, 16, 2, 2), biased, gaussian(rng, 1, 16), [])
 
 
 def test_many_rows_take_experts_ascending_to_the_same_bits() -> None:
@@ -192,78 +228,9 @@ def test_a_part_outside_the_arena_is_refused() -> None:
     rng = generator(2)
     layer, table = experts(rng, F32, 16, 16, 2)
     found = routing(rng, 1, 16, 2, 2)
-    table.parts[1, 2] += 3
+    table.parts[1, 2] += 4
     with pytest.raises(ValueError, match="out of range"):
         run(native(), layer, found, table, gaussian(rng, 1, 16), [])
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    name=st.sampled_from(["f32", "bf16", "int8-g32"]),
-    num=st.integers(1, 32),
-    tokens=st.sampled_from(TOKENS),
-    normalize=st.booleans(),
-    data=st.data(),
-)
-def test_route_step(name: str, num: int, tokens: int, normalize: bool, data: Any) -> None:
-    rng = generator(data.draw(st.integers(0, 2**32 - 1)))
-    active = data.draw(st.integers(1, num))
-    layer = router(rng, FORMATS[name], 40, num, active, normalize)
-    x = gaussian(rng, tokens, 40)
-    wanted, found = REFERENCE.route_step(layer, x), native("float32").route_step(layer, x)
-    assert_close(found.hidden, wanted.hidden, 1e-6)
-    assert_close(found.weights, wanted.weights, 1e-4)
-    np.testing.assert_array_equal(found.experts, np.unique(found.ids))
-    for kernels in variants("float32"):
-        again = kernels.route_step(layer, x)
-        np.testing.assert_array_equal(again.ids, found.ids)
-        assert_same_bits(again.weights, found.weights)
-        assert_same_bits(again.hidden, found.hidden)
-
-
-def test_the_choice_of_the_reference() -> None:
-    rng = generator(5)
-    layer = router(rng, F32, 64, 32, 8, True)
-    x = gaussian(rng, 33, 64)
-    wanted, found = REFERENCE.route_step(layer, x), native().route_step(layer, x)
-    np.testing.assert_array_equal(found.ids, wanted.ids)
-    np.testing.assert_array_equal(found.experts, wanted.experts)
-
-
-@pytest.mark.parametrize("active", [1, 6, 1024])
-def test_a_thousand_experts(active: int) -> None:
-    rng = generator(5)
-    layer = router(rng, F32, 16, 1024, active, False)
-    kernels = NativeKernels(threads=1)
-    kernels.reserve(Limits(2, 16, 16, 16, 1024, active, 16))
-    x = gaussian(rng, 2, 16)
-    found = kernels.route_step(layer, x)
-    wanted = REFERENCE.route_step(layer, x)
-    assert_close(found.weights, wanted.weights, 1e-5)
-    np.testing.assert_array_equal(found.experts, np.unique(found.ids))
-    np.testing.assert_array_equal(found.ids[:, :6], wanted.ids[:, :6])
-
-
-@pytest.mark.parametrize("active", [1, 3, 8])
-def test_ties_go_to_the_lowest_id(active: int) -> None:
-    rng = generator(6)
-    gate = matrix(rng, F32, 8, 16, shift=0)
-    rows = gate.data.view(np.float32).reshape(8, 16)
-    rows[:] = rows[0]
-    found = native().route_step(Router(norm(rng, 16), gate, active, True), gaussian(rng, 2, 16))
-    np.testing.assert_array_equal(found.ids, [list(range(active))] * 2)
-    np.testing.assert_allclose(found.weights, 1 / active, rtol=1e-6)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_row_that_is_not_finite_is_named(value: float) -> None:
-    rng = generator(7)
-    x = gaussian(rng, 5, 16)
-    x[3, 2] = value
-    for name in ("f32", "int8-g32"):
-        with pytest.raises(NonFiniteRow) as caught:
-            native().route_step(router(rng, FORMATS[name], 16, 8, 2, True), x)
-        assert caught.value.row == 3
 
 
 @settings(max_examples=40, deadline=None)

@@ -21,6 +21,7 @@ def footer(completion: Completion, totals: Metrics) -> str:
         "" if speed is None else f"{speed:.2f} tok/s",
         "" if hit_rate is None else f"experts {hit_rate:.0%} from memory",
         f"{format_bytes(own.experts.bytes_read)} read",
+        "" if own.prefetch_recall is None else f"{own.prefetch_recall:.0%} foreseen",
         f"peak {format_bytes(totals.peak_rss_bytes)} of {format_bytes(totals.ram_budget_bytes)}",
     ]
     return " · ".join(part for part in parts if part)
@@ -58,6 +59,11 @@ def as_json(completion: Completion, llm: LLM) -> dict[str, Any]:
         "expert_hits": own.experts.hits,
         "expert_hit_rate": own.expert_hit_rate,
         "bytes_read": own.experts.bytes_read,
+        "ahead_bytes": own.experts.ahead_bytes,
+        "ahead_useful_bytes": own.experts.ahead_useful_bytes,
+        "ahead_late_bytes": own.experts.ahead_late_bytes,
+        "ahead_wasted_bytes": own.experts.ahead_wasted_bytes,
+        "prefetch_recall": own.prefetch_recall,
         "peak_rss_bytes": totals.peak_rss_bytes,
         "ram_budget_bytes": totals.ram_budget_bytes,
         "settings": settings,

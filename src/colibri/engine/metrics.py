@@ -8,13 +8,35 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCounts:
-    """Expert traffic since the start; hits + misses == requests."""
+    """Expert traffic since the start; hits + misses == requests.
+
+    Attributes:
+        requests: experts asked for.
+        hits: those that were in memory, or on the way.
+        misses: those that had to be read.
+        prefetched: experts read without a request.
+        wanted: experts used by layers that had been predicted by the layer before.
+        foreseen: those of them that were in the prediction.
+        bytes_read: of all that was read.
+        slack_bytes: read beside it, because direct reads are aligned.
+        ahead_bytes: asked for by predictions.
+        ahead_useful_bytes: of these, what was there when it was wanted.
+        ahead_late_bytes: what was still on the way then.
+        ahead_wasted_bytes: what was read and evicted unused.
+    """
 
     requests: int = 0
     hits: int = 0
     misses: int = 0
+    prefetched: int = 0
+    wanted: int = 0
+    foreseen: int = 0
     bytes_read: int = 0
-    slack_bytes: int = 0  # read beside the records, because direct reads are aligned
+    slack_bytes: int = 0
+    ahead_bytes: int = 0
+    ahead_useful_bytes: int = 0
+    ahead_late_bytes: int = 0
+    ahead_wasted_bytes: int = 0
 
     def __add__(self, other: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(**{k: v + getattr(other, k) for k, v in asdict(self).items()})
@@ -65,6 +87,11 @@ class Metrics:
         """Share of expert requests served from memory; None before there was any."""
         return self.experts.hits / self.experts.requests if self.experts.requests else None
 
+    @property
+    def prefetch_recall(self) -> float | None:
+        """Share of the experts used that were foreseen; None where nothing was predicted."""
+        return self.experts.foreseen / self.experts.wanted if self.experts.wanted else None
+
     def as_dict(self) -> dict[str, Any]:
         """Every figure by name, rates included, in one flat mapping."""
         figures = asdict(self)
@@ -73,5 +100,6 @@ class Metrics:
         rates = {
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "expert_hit_rate": self.expert_hit_rate,
+            "prefetch_recall": self.prefetch_recall,
         }
         return figures | traffic | rates

@@ -7,19 +7,29 @@ import difflib
 from colibri.errors import UnsupportedModelError
 from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
 from colibri.formats.float import BF16, F16, F32, FloatFormat
+from colibri.formats.fp8 import FP8_B32, FP8_B128, FP8Format
 from colibri.formats.integer import IntegerFormat
+from colibri.formats.microscaling import MXFP4, MXFP4Format
+from colibri.formats.rows import INT8_ROWS, RowInt8Format
 
 __all__ = [
     "BF16",
     "F16",
     "F32",
     "FORMATS",
+    "FP8_B32",
+    "FP8_B128",
+    "INT8_ROWS",
+    "MXFP4",
     "PANEL_ROWS",
     "Bytes",
+    "FP8Format",
     "FloatFormat",
     "Floats",
     "Format",
     "IntegerFormat",
+    "MXFP4Format",
+    "RowInt8Format",
     "Shape",
     "get_format",
     "padded",
@@ -29,8 +39,11 @@ _ALL: tuple[Format, ...] = (
     F32,
     F16,
     BF16,
+    FP8_B128,
+    FP8_B32,
     *(IntegerFormat(8, group, 16 + i) for i, group in enumerate((32, 64, 128))),
     *(IntegerFormat(4, group, 32 + i) for i, group in enumerate((32, 64, 128))),
+    MXFP4,
 )
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from colibri.errors import NumericsError
 from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+from colibri.formats.panels import deinterleave, interleave, pair_nibbles
 
 _SCALE_BYTES = 2
 _LARGEST_SCALE = 65504.0  # the largest finite float16
@@ -64,7 +65,7 @@ class IntegerFormat(Format):
         scales = (
             stored[code_bytes:].view(np.uint16).reshape(panels, PANEL_ROWS, -1).transpose(0, 2, 1)
         )
-        chunks = self._chunks(stored[:code_bytes].reshape(rows, -1), panels)
+        chunks = interleave(stored[:code_bytes].reshape(rows, -1), self.bits)
         parts = [
             np.ascontiguousarray(scales).reshape(panels, -1).view(np.uint8),
             chunks.reshape(panels, -1),
@@ -88,8 +89,9 @@ class IntegerFormat(Format):
             .view(np.float16)
             .reshape(panels, -1, PANEL_ROWS)
         )
-        codes = self._unchunk(by_panel[:, scale_bytes:].reshape(panels, -1, PANEL_ROWS, 4))
-        return codes.reshape(rows, columns), scales.transpose(0, 2, 1).reshape(rows, -1).astype(
+        codes = deinterleave(by_panel[:, scale_bytes:], self.bits)
+        signed = codes.view(np.int8) - np.int8(8 if self.bits == 4 else 0)
+        return signed.reshape(rows, columns), scales.transpose(0, 2, 1).reshape(rows, -1).astype(
             np.float32
         )
 
@@ -120,20 +122,4 @@ class IntegerFormat(Format):
     def _store(self, codes: Floats) -> Bytes:
         if self.bits == 8:
             return np.asarray(codes.astype(np.int8).view(np.uint8))
-        nibbles = (codes + 8).astype(np.uint8)
-        return np.asarray(nibbles[:, 0::2] | (nibbles[:, 1::2] << 4))
-
-    def _chunks(self, stored: Bytes, panels: int) -> Bytes:
-        """Stored codes to `[panels, chunks, 8 lanes, 4 bytes]`."""
-        if self.bits == 4:
-            nibbles = np.stack([stored & 15, stored >> 4], -1).reshape(*stored.shape[:1], -1, 2, 4)
-            stored = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).reshape(stored.shape)
-        return stored.reshape(panels, PANEL_ROWS, -1, 4).transpose(0, 2, 1, 3)
-
-    def _unchunk(self, chunks: Bytes) -> NDArray[np.int8]:
-        """`[panels, chunks, 8 lanes, 4 bytes]` to codes `[panels, 8, K']`."""
-        by_row = np.ascontiguousarray(chunks.transpose(0, 2, 1, 3))
-        if self.bits == 8:
-            return by_row.reshape(*by_row.shape[:2], -1).view(np.int8)
-        nibbles = np.stack([by_row & 15, by_row >> 4], 3)
-        return nibbles.reshape(*by_row.shape[:2], -1).view(np.int8) - np.int8(8)
+        return pair_nibbles((codes + 8).astype(np.uint8))

@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats import Bytes, FloatFormat, Floats, Format
+from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
 
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -67,7 +67,8 @@ class Attention:
     Order of work on q and k: projection (+ bias), norm, clip, rope. `q_norm` and `k_norm` weigh one
     head (`[head_dim]`) or the whole projection (`[H * head_dim]`); the shape says which.
     `rotary_dim` leading dims of a head are rotated, paired `i, i + rotary_dim/2` ("half") or `2i,
-    2i + 1` ("pair"). A `window` W lets position i see `i - W < j <= i`.
+    2i + 1` ("pair"). A `window` W lets position i see `i - W < j <= i`. `sinks [H]` are scores
+    without a value: they only take part in the softmax of their head.
     """
 
     norm: Norm
@@ -85,30 +86,60 @@ class Attention:
     k_norm: Norm | None = None
     clip: float | None = None
     window: int | None = None
+    sinks: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Swiglu:
+    """`g * sigmoid(alpha g) * (u + offset)`, with `g = min(gate x, limit)`, `|u| <= limit`.
+
+    The plain SwiGLU has neither; gpt-oss has alpha 1.702, limit 7 and offset 1.
+    """
+
+    limit: float | None = None
+    alpha: float = 1.0
+    offset: float = 0.0
+
+
+PLAIN = Swiglu()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FFN:
-    """`down(act(gate x) * (up x))`; with `norm`, which comes first, a whole dense layer."""
+    """`down(act(gate x, up x))`; with `norm`, which comes first, a whole dense layer."""
 
     gate_proj: Matrix
     up_proj: Matrix
     down_proj: Matrix
     norm: Norm | None = None
     activation: Literal["silu"] = "silu"
+    swiglu: Swiglu = PLAIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """Norm, logits `gate h`, softmax over all experts, top-k, `w /= sum w` where `normalize`.
+    """Norm, logits `gate h`, scores p, choice, weights; ties go to the lowest id.
 
-    Ties go to the lowest expert id.
+    Scores are the softmax over all experts, or each logit's sigmoid. Experts are chosen by `c = p +
+    bias`: with groups, only among those of the `num_groups_used` groups whose `group_top` best c
+    have the largest sum (DeepSeek-V2 takes 1, V3 takes 2). Weights are `p` of the chosen, `/ (sum +
+    epsilon)` where `normalize`, then `* factor`.
+
+    Attributes:
+        bias: `[E]`, or None.
     """
 
     norm: Norm
     gate: Matrix
     num_experts_per_tok: int
     normalize: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    bias: Floats | None = None
+    num_groups: int = 1
+    num_groups_used: int = 1
+    group_top: int = 2
+    epsilon: float = 0.0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +168,7 @@ class Experts:
     activation: Literal["silu"] = "silu"
     shared: FFN | None = None
     shared_gate: Matrix | None = None
+    swiglu: Swiglu = PLAIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,11 +208,11 @@ class KVLayer:
     """One attention layer's share of the K/V pool.
 
     Block b holds, from byte `b * block_nbytes + offset`: K `[K, 64, head_dim]`, then V `[K, 64,
-    head_dim]`, in `format`.
+    head_dim]`, in `format`; K and V each as the format's matrix `[K * 64, head_dim]`.
     """
 
     pool: Bytes
-    format: FloatFormat
+    format: FloatFormat | RowInt8Format
     block_nbytes: int
     offset: int
     num_kv_heads: int
@@ -214,12 +246,15 @@ class Slots:
         states: `[num_slots]` EMPTY, LOADING, READY or FAILED.
         wait: blocks until that slot is no longer LOADING (used by the reference; native code waits
             on the state itself).
+        biases: `[num_slots, 3]` int64, byte offset of the float32 biases of gate, up and down, each
+            a multiple of 4; None where experts have none.
     """
 
     arena: Bytes
     parts: NDArray[np.int64]
     states: Ints
     wait: Callable[[int], None]
+    biases: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

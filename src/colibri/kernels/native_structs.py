@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats import Bytes, Floats
+from colibri.formats import Bytes, FloatFormat, Floats, FP8Format, RowInt8Format
 from colibri.kernels.api import (
     FFN,
     KV_BLOCK,
@@ -26,12 +26,14 @@ from colibri.kernels.api import (
     Norm,
     Router,
     Slots,
+    Swiglu,
 )
 from colibri.kernels.library import Library
 
 T = TypeVar("T")
 
 _MOST_HEAD_DIM = 1024  # MOST_HEAD_DIM of native/kern_attention.h
+_MOST_GROUPS = 64  # MOST_GROUPS of native/kern_route.h
 
 
 def address_of(
@@ -124,6 +126,9 @@ class Structs:
         }
 
     def _part(self, part: ExpertPart) -> dict[str, Any]:
+        whole = part.format.panel_nbytes(part.columns)
+        if isinstance(part.format, FP8Format) and part.panel_stride != whole:
+            raise ValueError(f"panels of {part.format} follow each other, not {part.panel_stride}")
         return {
             "panel_stride": part.panel_stride,
             "format": part.format.code,
@@ -150,7 +155,11 @@ class Structs:
             "rope_pairs": a.rope_pairing == "pair",
             "window": a.window or 0,
             "clip": math.inf if a.clip is None else a.clip,
+            "sinks": self._optional(a.sinks, a.num_heads, "sinks"),
         }
+
+    def _optional(self, array: Floats | None, size: int, what: str) -> Any:
+        return self.library.ffi.NULL if array is None else self._floats(array, (size,), what)
 
     def _ffn(self, f: FFN) -> dict[str, Any]:
         _check_glu(f.gate_proj, f.up_proj, f.down_proj, f.activation)
@@ -159,14 +168,18 @@ class Structs:
             "gate_proj": self._matrix(f.gate_proj),
             "up_proj": self._matrix(f.up_proj),
             "down_proj": self._matrix(f.down_proj),
+            "act": _swiglu(f.swiglu),
         }
 
     def _router(self, r: Router) -> dict[str, Any]:
+        _check_router(r)
+        plain = ("num_experts_per_tok", "normalize", "num_groups", "num_groups_used")
         return {
+            **{name: getattr(r, name) for name in (*plain, "group_top", "epsilon", "factor")},
             "norm": self._norm(r.norm),
             "gate": self._matrix(r.gate),
-            "num_experts_per_tok": r.num_experts_per_tok,
-            "normalize": r.normalize,
+            "bias": self._optional(r.bias, r.gate.rows, "bias"),
+            "scoring": ("softmax", "sigmoid").index(r.scoring),
         }
 
     def _experts(self, e: Experts) -> dict[str, Any]:
@@ -175,13 +188,14 @@ class Structs:
             "gate_proj": self._part(e.gate_proj),
             "up_proj": self._part(e.up_proj),
             "down_proj": self._part(e.down_proj),
+            "act": _swiglu(e.swiglu),
             "shared": {} if e.shared is None else self._ffn(e.shared),
             "shared_gate": {} if e.shared_gate is None else self._matrix(e.shared_gate),
         }
 
     def _kv(self, kv: KVLayer) -> dict[str, Any]:
-        if kv.format.is_coded:
-            raise ValueError(f"the K/V pool holds f32, bf16 or f16, not {kv.format}")
+        if not isinstance(kv.format, FloatFormat | RowInt8Format):
+            raise ValueError(f"the K/V pool holds f32, bf16, f16 or int8, not {kv.format}")
         return {
             "pool": self._bytes(kv.pool, "K/V pool"),
             "pool_nbytes": kv.pool.size,
@@ -196,6 +210,9 @@ class Structs:
             "arena": self._bytes(t.arena, "arena"),
             "arena_nbytes": t.arena.size,
             "parts": address_of(library, t.parts, np.int64, "int64_t[]", (num, 3), "parts"),
+            "biases": library.ffi.NULL
+            if t.biases is None
+            else address_of(library, t.biases, np.int64, "int64_t[]", (num, 3), "biases"),
             "states": address_of(library, t.states, np.int32, "int32_t[]", (num,), "states"),
             "num_slots": num,
         }
@@ -233,6 +250,21 @@ def _check_attention(a: Attention) -> None:
             f"head_dim {a.head_dim} must be at most {_MOST_HEAD_DIM}, "
             f"and rotary_dim {a.rotary_dim} even and no larger"
         )
+
+
+def _swiglu(s: Swiglu) -> dict[str, Any]:
+    limit = math.inf if s.limit is None else s.limit
+    return {"limit": limit, "alpha": s.alpha, "offset": s.offset}
+
+
+def _check_router(r: Router) -> None:
+    groups, used, num = r.num_groups, r.num_groups_used, r.gate.rows
+    if not 1 <= used <= groups <= _MOST_GROUPS or num % groups or not 1 <= r.group_top <= 16:
+        raise ValueError(f"{num} experts cannot be chosen from {used} of {groups} groups")
+    if not 1 <= r.num_experts_per_tok <= num // groups * used:
+        raise ValueError(f"{r.num_experts_per_tok} of {num} experts are wanted for each token")
+    if r.bias is not None and not np.isfinite(r.bias).all():
+        raise ValueError("the router's bias is not finite")
 
 
 def _check_glu(

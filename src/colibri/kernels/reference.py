@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colibri.formats import Floats
+from colibri.formats import Floats, RowInt8Format
 from colibri.kernels.api import (
     FAILED,
     FFN,
@@ -31,6 +31,7 @@ from colibri.kernels.api import (
     Routing,
     SlotFailed,
     Slots,
+    Swiglu,
 )
 
 
@@ -72,7 +73,9 @@ class ReferenceKernels:
             keys, values = pool.read(
                 batch.block_tables[member], int(positions.max()) + 1
             )  # [S, K, hd]
-            mixed[rows] = attend(q[rows], keys, values, positions, layer.scale, layer.window)
+            mixed[rows] = attend(
+                q[rows], keys, values, positions, layer.scale, layer.window, layer.sinks
+            )
         x += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
 
     def ffn_step(self, layer: FFN, x: Floats) -> None:
@@ -81,18 +84,18 @@ class ReferenceKernels:
         x += self._ffn(layer, hidden)
 
     def route_step(self, layer: Router, x: Floats) -> Routing:
-        """Softmax over all experts, then top-k."""
+        """Score, choose, weigh."""
         hidden = rms_norm(x, layer.norm)
         logits = self.matmul(layer.gate, hidden)  # [T, E]
         broken = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if broken.size:
             raise NonFiniteRow(int(broken[0]))
-        probabilities = softmax(logits)
-        ids = np.argsort(-probabilities, axis=1, kind="stable")[:, : layer.num_experts_per_tok]
-        weights = np.take_along_axis(probabilities, ids, axis=1)
+        scores = softmax(logits) if layer.scoring == "softmax" else sigmoid(logits)
+        chosen = choose(layer, scores)
+        weights = np.take_along_axis(scores, chosen, axis=1)
         if layer.normalize:
-            weights = weights / weights.sum(axis=1, keepdims=True)
-        chosen = ids.astype(np.int32)
+            weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(layer.epsilon))
+        weights = weights * np.float32(layer.factor)
         return Routing(hidden, chosen, weights, np.unique(chosen))
 
     def moe_step(
@@ -109,8 +112,9 @@ class ReferenceKernels:
                 for i, part in enumerate((layer.gate_proj, layer.up_proj, layer.down_proj))
             )
             hidden = routing.hidden[rows]
-            mixed = silu(hidden @ gate.T) * (hidden @ up.T)
-            y[rows] += routing.weights[rows, rank, None] * (mixed @ down.T)
+            biases = [_bias(table, slot, i, n) for i, n in enumerate(map(len, (gate, up, down)))]
+            mixed = swiglu(hidden @ gate.T + biases[0], hidden @ up.T + biases[1], layer.swiglu)
+            y[rows] += routing.weights[rows, rank, None] * (mixed @ down.T + biases[2])
 
     def moe_finish(self, layer: Experts, routing: Routing, y: Floats, x: Floats) -> None:
         """Shared expert and residual."""
@@ -143,8 +147,8 @@ class ReferenceKernels:
         return out if layer.clip is None else np.clip(out, -layer.clip, layer.clip)
 
     def _ffn(self, layer: FFN, hidden: Floats) -> Floats:
-        mixed = silu(self.matmul(layer.gate_proj, hidden)) * self.matmul(layer.up_proj, hidden)
-        return self.matmul(layer.down_proj, mixed)
+        gate, up = self.matmul(layer.gate_proj, hidden), self.matmul(layer.up_proj, hidden)
+        return self.matmul(layer.down_proj, swiglu(gate, up, layer.swiglu))
 
 
 def rms_norm(x: Floats, norm: Norm) -> Floats:
@@ -163,6 +167,28 @@ def sigmoid(x: Floats) -> Floats:
 def silu(x: Floats) -> Floats:
     """`x * sigmoid(x)`."""
     return x * sigmoid(x)
+
+
+def swiglu(gate: Floats, up: Floats, act: Swiglu) -> Floats:
+    """The gated activation of `Swiglu`."""
+    if act.limit is not None:
+        gate, up = np.minimum(gate, act.limit), np.clip(up, -act.limit, act.limit)
+    out: Floats = gate * sigmoid(np.float32(act.alpha) * gate) * (up + np.float32(act.offset))
+    return out
+
+
+def choose(layer: Router, scores: Floats) -> Ints:
+    """Ids `[T, A]` by descending choice, ties to the lowest."""
+    choice = scores if layer.bias is None else scores + layer.bias
+    if layer.num_groups > 1:
+        groups = choice.reshape(len(choice), layer.num_groups, -1)
+        best = -np.sort(-groups, axis=2)[:, :, : layer.group_top].sum(axis=2)  # [T, groups]
+        order = np.argsort(-best, axis=1, kind="stable")[:, layer.num_groups_used :]
+        groups = groups.copy()
+        np.put_along_axis(groups, order[:, :, None], np.float32(-np.inf), axis=1)
+        choice = groups.reshape(choice.shape)
+    ids = np.argsort(-choice, axis=1, kind="stable")[:, : layer.num_experts_per_tok]
+    return ids.astype(np.int32)
 
 
 def softmax(x: Floats) -> Floats:
@@ -189,7 +215,13 @@ def rotate(x: Floats, rope: RopeTable, pairing: str) -> Floats:
 
 
 def attend(
-    q: Floats, k: Floats, v: Floats, positions: Ints, scale: float, window: int | None
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    positions: Ints,
+    scale: float,
+    window: int | None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Causal attention of `q [T, H, hd]` over `k, v [S, K, hd]`; key j stands at position j."""
     rows, heads, head_dim = q.shape
@@ -197,42 +229,62 @@ def attend(
     scores = np.einsum("tkgd,skd->tkgs", grouped, k, optimize=True) * np.float32(scale)
     age = positions[:, None] - np.arange(len(k))
     seen = (age >= 0) if window is None else (age >= 0) & (age < window)
-    weights = softmax(np.where(seen[:, None, None], scores, np.float32(-np.inf)))
+    masked = np.where(seen[:, None, None], scores, np.float32(-np.inf))
+    if sinks is not None:
+        column = np.broadcast_to(sinks.reshape(1, k.shape[1], -1, 1), (*scores.shape[:3], 1))
+        masked = np.concatenate([masked, column], axis=3)
+    weights = softmax(masked)[..., : len(k)]
     mixed = np.einsum("tkgs,skd->tkgd", weights, v, optimize=True)
     return np.asarray(mixed).reshape(rows, heads, head_dim)
 
 
 class _PoolView:
-    """A layer's K/V blocks as arrays of storage items `[blocks, 2, K, 64, head_dim]`."""
+    """A layer's K/V blocks: K and V `[blocks, 2, K, 64, head_dim]` in storage items."""
 
     def __init__(self, kv: KVLayer) -> None:
         self._format = kv.format
-        items = kv.format.dtype
-        count = 2 * kv.num_kv_heads * KV_BLOCK * kv.head_dim
-        blocks = kv.pool.size // kv.block_nbytes
-        shape = (blocks, 2, kv.num_kv_heads, KV_BLOCK, kv.head_dim)
+        blocks, heads = kv.pool.size // kv.block_nbytes, kv.num_kv_heads
+        part = kv.format.nbytes((heads * KV_BLOCK, kv.head_dim))
         by_block = kv.pool[: blocks * kv.block_nbytes].reshape(blocks, kv.block_nbytes)
-        self._items = (
-            by_block[:, kv.offset : kv.offset + count * items.itemsize]
-            .view(items)
-            .reshape(shape)  # splits the last axis only, so it stays a view
-        )
+        parts = by_block[:, kv.offset : kv.offset + 2 * part].reshape(blocks, 2, part)
+        items = np.dtype(np.int8) if isinstance(kv.format, RowInt8Format) else kv.format.dtype
+        size = heads * KV_BLOCK * kv.head_dim * items.itemsize
+        shape = (blocks, 2, heads, KV_BLOCK, kv.head_dim)
+        self._items = parts[:, :, :size].view(items).reshape(shape)
+        self._scales = parts[:, :, size:].view(np.float32).reshape(blocks, 2, -1, KV_BLOCK)
 
     def write(self, batch: Batch, k: Floats, v: Floats) -> None:
         blocks = batch.block_tables[batch.members, batch.positions // KV_BLOCK]
         place = batch.positions % KV_BLOCK
-        self._items[blocks, 0, :, place] = self._format.from_float32(k)
-        self._items[blocks, 1, :, place] = self._format.from_float32(v)
+        for which, rows in enumerate((k, v)):
+            if isinstance(self._format, RowInt8Format):
+                codes, scales = self._format.round(rows)
+                self._items[blocks, which, :, place] = codes
+                self._scales[blocks, which, :, place] = scales
+            else:
+                self._items[blocks, which, :, place] = self._format.from_float32(rows)
 
     def read(self, table: Ints, length: int) -> tuple[Floats, Floats]:
-        blocks = self._items[table[: -(-length // KV_BLOCK)]]  # [B, 2, K, 64, hd]
-        wide: Floats = self._format.to_float32(blocks).transpose(1, 0, 3, 2, 4)
-        flat = wide.reshape(2, -1, *wide.shape[3:])[:, :length]
+        blocks = table[: -(-length // KV_BLOCK)]
+        items = self._items[blocks]  # [B, 2, K, 64, hd]
+        if isinstance(self._format, RowInt8Format):
+            wide = items.astype(np.float32) * self._scales[blocks][..., None]
+        else:
+            wide = self._format.to_float32(items)
+        by_position: Floats = wide.transpose(1, 0, 3, 2, 4)
+        flat = by_position.reshape(2, -1, *by_position.shape[3:])[:, :length]
         return flat[0], flat[1]
 
 
 def _decoded(matrix: Matrix) -> Floats:
     return matrix.format.decode(matrix.data, (matrix.rows, matrix.columns))
+
+
+def _bias(table: Slots, slot: int, index: int, size: int) -> Floats:
+    if table.biases is None:
+        return np.zeros(size, np.float32)
+    start = int(table.biases[slot, index])
+    return table.arena[start : start + 4 * size].view(np.float32)
 
 
 def _part(table: Slots, slot: int, index: int, part: ExpertPart) -> Floats:

@@ -1,7 +1,8 @@
 """The K/V pool: blocks of 64 positions for all layers at once, borrowed by sequences.
 
 Block b holds every layer's keys and values of 64 positions of one sequence. A layer's share starts
-at the same offset in each block, on a 64-byte boundary: K `[K, 64, head_dim]`, then V.
+at the same offset in each block, on a 64-byte boundary: K `[K, 64, head_dim]`, then V; for `int8`
+each followed by a float32 scale for every head and position `[K, 64]`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 
 from colibri.errors import BudgetError
-from colibri.formats import Bytes, FloatFormat, padded
+from colibri.formats import Bytes, FloatFormat, RowInt8Format, padded
 from colibri.kernels.api import KV_BLOCK, KVLayer
 from colibri.kernels.mapping import Mapping
 from colibri.kv.state import KVState
 
 _ALIGN = 64
+
+KVFormat: TypeAlias = FloatFormat | RowInt8Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,12 @@ class KVShape:
     head_dim: int
 
 
-def block_nbytes(layers: Sequence[KVShape], fmt: FloatFormat) -> int:
+def block_nbytes(layers: Sequence[KVShape], fmt: KVFormat) -> int:
     """Bytes of one block: 64 positions of all layers."""
     return sum(_layer_nbytes(shape, fmt) for shape in layers)
 
 
-def _layer_nbytes(shape: KVShape, fmt: FloatFormat) -> int:
+def _layer_nbytes(shape: KVShape, fmt: KVFormat) -> int:
     keys = fmt.nbytes((shape.num_kv_heads * KV_BLOCK, shape.head_dim))
     return padded(2 * keys, _ALIGN)
 
@@ -47,7 +51,7 @@ class KVPool:
         block_nbytes: bytes of each.
     """
 
-    def __init__(self, layers: Sequence[KVShape], num_blocks: int, fmt: FloatFormat) -> None:
+    def __init__(self, layers: Sequence[KVShape], num_blocks: int, fmt: KVFormat) -> None:
         """Reserve the pool; it becomes resident as blocks are written.
 
         Raises:

@@ -274,12 +274,20 @@ def _finished(stream: Stream) -> Completion:
 def _counts_of(model: Model) -> Callable[[], ExpertCounts]:
     def counts() -> ExpertCounts:
         stats = model.store.stats
+        ahead, foresight = stats.predicted, model.prefetcher.stats
         return ExpertCounts(
             requests=stats.requests,
             hits=stats.hits,
             misses=stats.misses,
+            prefetched=stats.prefetched - stats.withdrawn,
+            wanted=foresight.wanted - foresight.wanted_by_two,
+            foreseen=foresight.foreseen - foresight.foreseen_by_two,
             bytes_read=stats.bytes_read,
             slack_bytes=stats.slack_bytes,
+            ahead_bytes=ahead.read - ahead.withdrawn,
+            ahead_useful_bytes=ahead.useful,
+            ahead_late_bytes=ahead.late,
+            ahead_wasted_bytes=ahead.wasted,
         )
 
     return counts

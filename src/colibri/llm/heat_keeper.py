@@ -7,6 +7,7 @@ import zlib
 
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.usage import Usage
+from colibri.memory.verdicts import Verdicts
 from colibri.models.description import Description
 
 
@@ -21,6 +22,11 @@ def open_usage(description: Description) -> Usage:
     )
 
 
+def open_verdicts(description: Description, num_slots: int) -> Verdicts:
+    """What earlier runs with as many slots found out about reading ahead."""
+    return Verdicts(description.checkpoint.directory, _identity(description), num_slots)
+
+
 def _identity(description: Description) -> str:
     """A name for the model that stays when its folder moves, and changes when its files do."""
     config = (description.checkpoint.directory / "config.json").read_bytes()
@@ -30,10 +36,10 @@ def _identity(description: Description) -> str:
 
 
 class HeatKeeper:
-    """Saves what a store counts."""
+    """Saves what a store counts, and what was found out about reading ahead."""
 
-    def __init__(self, usage: Usage, store: ExpertStore) -> None:
-        self._usage, self._store = usage, store
+    def __init__(self, usage: Usage, store: ExpertStore, verdicts: Verdicts | None = None) -> None:
+        self._usage, self._store, self._verdicts = usage, store, verdicts
         self._lock = threading.Lock()  # answers of several threads may end together
 
     @property
@@ -47,3 +53,5 @@ class HeatKeeper:
             uses = self._store.heat.taken()
             if uses.any():
                 self._usage.add(uses)
+            if self._verdicts is not None:
+                self._verdicts.save()

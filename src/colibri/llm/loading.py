@@ -11,7 +11,7 @@ from colibri.checkpoint.index import Checkpoint
 from colibri.errors import SettingsError
 from colibri.kernels.api import Activations, Kernels
 from colibri.llm.defaults import GenerationDefaults, token_ids
-from colibri.llm.heat_keeper import HeatKeeper, open_usage
+from colibri.llm.heat_keeper import HeatKeeper, open_usage, open_verdicts
 from colibri.llm.route_trace import RouteTrace
 from colibri.memory.budget import malloc_trim, process_rss
 from colibri.models.config import BaseConfig
@@ -59,6 +59,7 @@ class Prepared:
         """Carry out the plan, and begin to read what earlier runs used most."""
         keeps_heat = self.settings.heat and not uses_bundled(self.settings)
         usage = open_usage(self.description) if keeps_heat else None
+        verdicts = open_verdicts(self.description, self.plan.num_slots) if keeps_heat else None
         model = load_model(
             self.description,
             self.plan,
@@ -67,12 +68,14 @@ class Prepared:
             eviction=self.settings.eviction,
             heat=None if usage is None else usage.counts,
             reader=self.settings.reader,
+            prefetch=self.settings.prefetch,
+            governor=None if verdicts is None else verdicts.governor,
         )
         if usage is None:
             return model, None
         if self.settings.warm_start:
             model.store.warm(usage.counts)
-        return model, HeatKeeper(usage, model.store)
+        return model, HeatKeeper(usage, model.store, verdicts)
 
     def route_trace(self) -> RouteTrace | None:
         """The file that the settings want routing written to.

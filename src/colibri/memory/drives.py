@@ -109,16 +109,14 @@ class Drives:
         self._crcs[present] = crcs[present]
         self._known |= present
 
-    def sets(self, jobs: Jobs) -> NDArray[np.uint32]:
-        """Of each job, the set of drives that hold its record, bit d for drive d."""
-        return self._sets[jobs.records]
+    def sets(self, jobs: Jobs) -> NDArray[np.uint32] | None:
+        """Of each job, the set of drives that hold its record, bit d for drive d; None is {0}."""
+        return self._sets[jobs.records] if len(self.files) > 1 else None
 
-    def checks(self, jobs: Jobs) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-        """Of each job, the checksum of its record and when it is looked at."""
-        if jobs.crcs is not None:
-            return jobs.crcs, np.full(len(jobs.crcs), ALWAYS, np.uint8)
-        if self._crcs is None:
-            return np.zeros(len(jobs.slots), np.uint32), np.zeros(len(jobs.slots), np.uint8)
+    def checks(self, jobs: Jobs) -> tuple[NDArray[np.uint32] | None, NDArray[np.uint8] | None]:
+        """Of each job, the checksum of its record, and when it is looked at; None is always."""
+        if jobs.crcs is not None or self._crcs is None:
+            return jobs.crcs, None
         known = np.where(self._known[jobs.records], MIRRORS, NEVER).astype(np.uint8)
         return self._crcs[jobs.records], known
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TypeAlias
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,44 +23,16 @@ from colibri.memory.arena import Arena
 from colibri.memory.eviction import Keys, Policy
 from colibri.memory.heat import Heat, hottest
 from colibri.memory.jobs import Reader
+from colibri.memory.lease import Lease, Numbers
+from colibri.memory.predictions import Predictions
+from colibri.memory.read_ahead import Origin, ReadAhead
 from colibri.memory.read_errors import read_error
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
 from colibri.memory.slot_ranges import SlotRanges
 from colibri.memory.store_stats import StoreStats
 
-Numbers: TypeAlias = NDArray[np.int64]
 _NOWHERE = -1
-
-
-class Lease:
-    """Experts held in their slots until the `with` block ends; gives it their slots `[n]`."""
-
-    __slots__ = ("_experts", "_layer", "_pins", "_store")
-
-    def __init__(self, store: ExpertStore, layer: int, experts: Ints) -> None:
-        self._store, self._layer, self._experts = store, layer, experts
-        self._pins: list[Numbers] = []
-
-    def __enter__(self) -> Ints:
-        try:
-            return self._store._acquire(self._layer, self._experts, self._pins).astype(np.int32)
-        except BaseException:
-            self._store._release(self._pins)
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._store._release(self._pins)
-
-    def __del__(self) -> None:
-        """Ctrl-C between two instructions can keep `__exit__` from running."""
-        if self._pins:
-            self._store._release(self._pins)
 
 
 class ExpertStore:
@@ -71,6 +42,7 @@ class ExpertStore:
         table: what `moe_step` gets.
         between_tokens: called before the first layer of each step.
         heat: how often each expert was leased.
+        num_experts: of the layer that has most.
     """
 
     def __init__(
@@ -82,17 +54,20 @@ class ExpertStore:
         """
         self._index, self._arena, self._policy, self._reader = index, arena, policy, reader
         num_layers, self._num_experts, _ = index.file.shape
+        self.num_experts = self._num_experts
         # 64 bits wide inside: NumPy has to convert other integers before it can index by them.
         self._slot_of: Numbers = np.full(num_layers * self._num_experts, _NOWHERE, np.int64)
         self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
         self._leases: Ints = np.zeros(arena.num_slots, np.int32)
-        self._ahead = np.zeros(arena.num_slots, bool)  # read ahead and not leased since
+        self._ahead = ReadAhead(arena.num_slots)
+        self._predictions = Predictions(num_layers, self._num_experts)
         self.heat = Heat(num_layers * self._num_experts)
         self._records = RecordTable(index)
         self._ranges = SlotRanges(slot_classes(index), arena, active)
         self.between_tokens: Callable[[], None] = lambda: None
         self._last_row = -1
-        self._requests = self._late = self._misses = self._prefetched = self._evictions = 0
+        self._requests = self._late = self._misses = self._evictions = 0
+        self._prefetched = self._withdrawn = 0
         self._wait_s = 0.0
         self._lock = threading.RLock()
         self.table = Slots(arena.data, arena.parts, arena.states, self._wait)
@@ -108,25 +83,33 @@ class ExpertStore:
             BudgetError: more experts than `capacity(layer)`, or than other leases leave.
             ReadError: the store is closed.
         """
-        return Lease(self, layer, experts)
+        return Lease(partial(self._acquire, layer, experts), self._release)
 
     def capacity(self, layer: int) -> int:
         """The most experts that one lease of this layer can hold, if there is no other."""
         return len(self._ranges[self._index.position[layer]])
 
-    def prefetch(self, layer: int, experts: Ints) -> int:
-        """Begin to read those of `experts [n]` (all different) that are in no slot.
+    def prefetch(self, layer: int, experts: Ints, origin: Origin = Origin.PREDICTED) -> int:
+        """Begin to read those of `experts [n]` (all different, likeliest first) in no slot.
 
-        A prefetch takes no lease, waits for nothing, and gets at most half of the slots that nobody
-        holds; the rest of it is refused. Returns how many reads were accepted.
+        A prefetch takes no lease and waits for nothing; its reads are in the order given. It gets at most half of the slots that
+        nobody holds or is predicted to need within this token; the rest of it is refused. When
+        the layer is leased, predicted reads that were in vain and have not begun are called off.
+        Returns how many reads were accepted.
         """
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
         with self._lock:
             missing = keys[self._slot_of[keys] == _NOWHERE]
-            accepted = missing[: len(self._idle(row)) // 2]
-            self._ahead[self._load(row, accepted, prefetch=True)] = True
-            self._prefetched += len(accepted)
+            if origin is Origin.PREDICTED:
+                self._predictions.add(row, keys)
+            accepted = missing[: self._num_spare(row) // 2]
+            slots = self._load(row, accepted, prefetch=True)
+            sizes = self._records.nbytes(row, accepted - row * self._num_experts)
+            self._ahead.begin(slots, sizes, origin)
+            self._prefetched += len(slots)
+            if origin is Origin.PREDICTED:
+                self._predictions.read(row, slots)
         return len(accepted)
 
     def expect(self, layer: int, experts: Ints) -> None:
@@ -143,7 +126,7 @@ class ExpertStore:
         accepted = 0
         for rows, num_slots in self._classes():
             for row, experts in hottest(counts, rows, num_slots):
-                accepted += self.prefetch(self._index.layers[row].layer, experts)
+                accepted += self.prefetch(self._index.layers[row].layer, experts, Origin.WARMED)
         return accepted
 
     def failure(self, slot: int) -> ColibriError:
@@ -162,6 +145,7 @@ class ExpertStore:
                 late=self._late,
                 misses=self._misses,
                 prefetched=self._prefetched,
+                withdrawn=self._withdrawn,
                 evictions=self._evictions,
                 records=read.records,
                 failed=read.failed,
@@ -172,6 +156,8 @@ class ExpertStore:
                 rescued=read.rescued,
                 drive_bytes=read.drive_bytes,
                 num_usable=self._ranges.num_usable,
+                predicted=self._ahead.of(Origin.PREDICTED),
+                warmed=self._ahead.of(Origin.WARMED),
             )
 
     def close(self) -> None:
@@ -184,6 +170,17 @@ class ExpertStore:
             self._slot_of[:] = _NOWHERE
             self._arena.states[:] = FAILED
             self._arena.close()
+
+    @property
+    def num_reads(self) -> int:
+        """Records asked of the reader so far."""
+        return self._misses + self._prefetched
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether every expert can stay in memory."""
+        layers = self._index.layers
+        return all(n >= sum(layers[r].num_experts for r in rows) for rows, n in self._classes())
 
     @property
     def num_usable(self) -> int:
@@ -229,14 +226,16 @@ class ExpertStore:
         late = misses = 0
         if row <= self._last_row:
             self.between_tokens()
-        self._last_row = row
         with self._lock:
+            for ended, read in self._predictions.end(row, self._last_row):
+                self._call_off(ended, read, keys)
+            self._last_row = row
             slots: Numbers = self._slot_of[keys]
             states = self._arena.words[slots]
             if np.count_nonzero(states == READY) == len(slots):
                 self._leases[slots] += 1
                 pins.append(slots)
-                self._tell_policy(keys, slots, 0)
+                self._policy.touch(keys, self._ahead.use(slots))
             else:
                 slots, late, misses = self._admit(row, keys, slots, states, pins)
             self.heat.touch(keys)
@@ -248,29 +247,38 @@ class ExpertStore:
         self, row: int, keys: Keys, slots: Numbers, states: Ints, pins: list[Numbers]
     ) -> tuple[Numbers, int, int]:
         """Pin what is there, read what is not; returns slots, how many were late, and missed."""
-        failed, late = states == FAILED, slots[states == LOADING]
+        failed, loading = states == FAILED, states == LOADING
+        late = slots[loading]
         # Another lease may still hold a slot that failed: it stays as it is, this one tries again.
         self._slot_of[keys[failed]] = _NOWHERE
-        present = (states == READY) | (states == LOADING)
+        present = (states == READY) | loading
         held = slots[present]
         self._leases[held] += 1
         pins.append(held)
         if len(late):
             self._reader.promote(late)
         missing = keys[~present]
-        self._tell_policy(keys, held, len(missing))
+        # What was read ahead had not been kept since its last use either.
+        ahead = self._ahead.use(held, loading[present])
+        self._policy.touch(keys, len(missing) + ahead)
         slots[~present] = new = self._load(row, missing, prefetch=False)
         self._leases[new] += 1
         pins.append(new)
         return slots, len(late), len(new)
 
-    def _tell_policy(self, keys: Keys, held: Numbers, num_missing: int) -> None:
-        """`keys` are used, of which some are in slots `held`; the others have none yet."""
-        # What was read ahead had not been kept since its last use either.
-        ahead = int(np.count_nonzero(self._ahead[held]))
-        if ahead:
-            self._ahead[held] = False
-        self._policy.touch(keys, num_missing + ahead)
+    def _call_off(self, row: int, slots: Numbers, keys: Keys) -> None:
+        """`slots` were read into for a turn of `row`, which wants `keys` or will not come at all.
+
+        Gives back those that are of no use and whose reads have not begun.
+        """
+        owners = self._key_of[slots]
+        vain = (owners // self._num_experts == row) & ~np.isin(owners, keys)
+        vain &= (self._leases[slots] == 0) & (self._arena.states[slots] == LOADING)
+        slots = slots[vain]
+        called_off = slots[self._reader.withdraw(slots)]
+        self._withdrawn += len(called_off)
+        self._ahead.withdraw(called_off)
+        self._vacate(called_off)
 
     def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Numbers:
         """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
@@ -310,11 +318,27 @@ class ExpertStore:
         owned: Numbers = idle[keys != _NOWHERE]
         if n <= len(free):
             return free[:n]
-        victims = owned[self._policy.victims(n - len(free), self._key_of[owned])]
+        victims = self._victims(n - len(free), owned)
         self._evictions += len(victims)
         self._vacate(victims)
         both: Numbers = np.concatenate([free, victims])
         return both
+
+    def _victims(self, n: int, owned: Numbers) -> Numbers:
+        """`n` of the slots `owned [m]`; what this token is predicted to need goes last."""
+        needed = self._predictions.needed[self._key_of[owned]]
+        spared, loose = owned[needed], owned[~needed]
+        if n <= len(loose):
+            return loose[self._policy.victims(n, self._key_of[loose])]
+        others = spared[self._policy.victims(n - len(loose), self._key_of[spared])]
+        both: Numbers = np.concatenate([loose, others])
+        return both
+
+    def _num_spare(self, row: int) -> int:
+        """Idle slots that hold nothing which this token is predicted to need."""
+        idle = self._idle(row)
+        held = idle[(self._key_of[idle] != _NOWHERE) & (self._arena.states[idle] != FAILED)]
+        return len(idle) - self._predictions.count(self._key_of[held])
 
     def _idle(self, row: int) -> Numbers:
         """Slots for records of this layer that are neither leased nor being written."""
@@ -345,7 +369,7 @@ class ExpertStore:
         theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
         self._slot_of[keys[theirs]] = _NOWHERE
         self._key_of[slots] = _NOWHERE
-        self._ahead[slots] = False
+        self._ahead.drop(slots, self._arena.states[slots] == FAILED)
         self._arena.states[slots] = EMPTY
 
     def _release(self, pins: list[Numbers]) -> None:

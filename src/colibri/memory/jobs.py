@@ -112,6 +112,12 @@ class Reader(Protocol):
     def promote(self, slots: NDArray[np.integer]) -> None:
         """Treat those of `slots` that still wait as prefetches as demanded."""
 
+    def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Call off those of `slots [n]` that wait as prefetches, none of whose bytes are read.
+
+        Returns which these are, `[n]`; they are FAILED now.
+        """
+
     def wait(self, slot: int) -> None:
         """Return when the slot is not LOADING. Ctrl-C gets through."""
 

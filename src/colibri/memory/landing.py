@@ -12,7 +12,7 @@ import numpy as np
 from colibri.checkpoint.crc32c import crc32c
 from colibri.formats import Bytes
 from colibri.memory.arena import Arena
-from colibri.memory.drives import ALWAYS, MIRRORS, Drives
+from colibri.memory.drives import ALWAYS, MIRRORS, NEVER, Drives
 from colibri.memory.jobs import PAGE, Failure, Jobs, ReaderStats, Reason
 from colibri.memory.system import drop_cached, make_buffered
 
@@ -44,8 +44,13 @@ class Job:
 def split(jobs: Jobs, drives: Drives) -> list[Job]:
     """The jobs one by one, in order."""
     crcs, checks = drives.checks(jobs)
-    told = (jobs.slots, drives.sets(jobs), crcs, checks)
-    heads = zip(*(column.tolist() for column in told), strict=True)
+    usual = (1, 0, NEVER if crcs is None else ALWAYS)
+    told = zip((drives.sets(jobs), crcs, checks), usual, strict=True)
+    heads = zip(
+        jobs.slots.tolist(),
+        *([same] * len(jobs.slots) if column is None else column.tolist() for column, same in told),
+        strict=True,
+    )
     columns = (jobs.files, jobs.offsets, jobs.nbytes, jobs.targets)
     bodies = zip(*(column.tolist() for column in columns), strict=True)
     scans = jobs.scans.tolist()

@@ -25,7 +25,12 @@ _COLUMNS = (
     ("nbytes", np.int64),
     ("targets", np.int64),
 )
-_FIELDS = (*(name for name, _ in _COLUMNS), "crcs", "checks", "drives")
+_C_TYPES = {
+    "<i4": "int32_t[]",
+    "<i8": "int64_t[]",
+    "<u4": "uint32_t[]",
+    "|u1": "uint8_t[]",
+}
 _STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes", "rescued")
 
 
@@ -52,6 +57,7 @@ class NativeReader:
         self._states, self._drives = arena.states, drives
         self._state_words = self._ffi.from_buffer("int32_t[]", arena.states)
         self._scans: dict[int, tuple[NDArray[np.int64], Any]] = {}
+        self._jobs = self._ffi.new("colibri_jobs *")
         self._stats = ReaderStats()
         self._guard = threading.Lock()  # nobody is in the library while the reader is freed
         pinned = (
@@ -82,21 +88,19 @@ class NativeReader:
 
     def submit(self, jobs: Jobs) -> None:
         """Queue the jobs in one call that Ctrl-C cannot interrupt; see `Reader.submit`."""
-        columns: list[NDArray[Any]] = [
-            np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS
-        ]
-        num_jobs, num_pieces = jobs.files.shape
         crcs, checks = self._drives.checks(jobs)
-        columns += [np.ascontiguousarray(crcs, np.uint32), checks, self._drives.sets(jobs)]
-        asked = self._ffi.new("colibri_jobs *")
-        for name, column in zip(_FIELDS, columns, strict=True):
-            setattr(asked, name, self._pointer(column))
-        asked.scans, asked.num_scans = self._scan_pointer(jobs.scans), len(jobs.scans)
-        asked.num_pieces, asked.prefetch = num_pieces, jobs.prefetch
+        asked: dict[str, NDArray[Any] | None] = {
+            name: np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS
+        }
+        asked |= {"crcs": crcs, "checks": checks, "drives": self._drives.sets(jobs)}
         with self._guard:
             if self._handle is None:
                 raise ReadError("the expert store is closed: open the model again")
-            self._lib.colibri_reader_submit(self._handle, num_jobs, asked)
+            for name, column in asked.items():
+                setattr(self._jobs, name, self._optional(column))
+            self._jobs.scans, self._jobs.num_scans = self._scan_pointer(jobs.scans), len(jobs.scans)
+            self._jobs.num_pieces, self._jobs.prefetch = jobs.files.shape[1], jobs.prefetch
+            self._lib.colibri_reader_submit(self._handle, len(jobs.slots), self._jobs)
             self._report_dropped()
 
     def promote(self, slots: NDArray[np.integer]) -> None:
@@ -105,6 +109,14 @@ class NativeReader:
             if self._handle is not None:
                 for slot in slots.tolist():
                     self._lib.colibri_reader_promote(self._handle, slot)
+
+    def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Call off prefetches of which no block has been taken."""
+        with self._guard:
+            if self._handle is None:
+                return np.zeros(len(slots), bool)
+            answers = [self._lib.colibri_reader_withdraw(self._handle, s) for s in slots.tolist()]
+        return np.array(answers, bool)
 
     def wait(self, slot: int) -> None:
         """Sleep on the slot's state word until it has landed or failed."""
@@ -179,11 +191,12 @@ class NativeReader:
             self._scans[id(scans)] = (scans, self._ffi.cast("colibri_scan *", self._pointer(scans)))
         return self._scans[id(scans)][1]
 
+    def _optional(self, array: NDArray[Any] | None) -> Any:
+        return self._ffi.NULL if array is None else self._pointer(array)
+
     def _pointer(self, array: NDArray[Any]) -> Any:
         """A typed pointer that keeps a contiguous array alive."""
-        sign = "u" if array.dtype.kind == "u" else ""
-        kind = f"{sign}int{array.dtype.itemsize * 8}_t[]"
-        return self._ffi.from_buffer(kind, array)
+        return self._ffi.from_buffer(_C_TYPES[array.dtype.str], array)
 
 
 def _failure(found: Any) -> Failure:

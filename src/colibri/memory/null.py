@@ -60,6 +60,15 @@ class NullReader:
             if slot in self.prefetch:
                 self.demand[slot] = self.prefetch.pop(slot)
 
+    def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Call off prefetches."""
+        waiting = np.array([slot in self.prefetch for slot in slots.tolist()], bool)
+        for slot in slots[waiting].tolist():
+            self._pop(slot)
+            self._failures[slot] = Failure(Reason.CANCELLED)
+            self._states[slot] = FAILED
+        return waiting
+
     def wait(self, slot: int) -> None:
         """Finish jobs in order until the slot is not LOADING."""
         while self._states[slot] == LOADING:
@@ -81,3 +90,55 @@ class NullReader:
 
     def _pop(self, slot: int) -> int:
         return (self.demand if slot in self.demand else self.prefetch).pop(slot)
+
+
+class VirtualDisk(NullReader):
+    """The null tier with a clock that stands still unless somebody works or waits.
+
+    It reads one record after another, demand first, each in the same time, and ends what it began.
+
+    Attributes:
+        now: seconds since the start.
+    """
+
+    def __init__(self, arena: Arena, record_s: float) -> None:
+        """A record takes `record_s` seconds."""
+        super().__init__(arena)
+        self.now = 0.0
+        self._record_s, self._reading, self._ends = record_s, -1, 0.0
+
+    def work(self, seconds: float) -> None:
+        """Time passes in which something else is done."""
+        until = self.now + seconds
+        while self._reading >= 0 and self._ends <= until:
+            self._land()
+        self.now = until
+
+    def submit(self, jobs: Jobs) -> None:
+        """Begin at once if nothing is being read."""
+        super().submit(jobs)
+        self._begin()
+
+    def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """What is being read stays."""
+        begun = slots == self._reading
+        waiting = np.zeros(len(slots), bool)
+        waiting[~begun] = super().withdraw(slots[~begun])
+        return waiting
+
+    def wait(self, slot: int) -> None:
+        """Let time pass until the slot has landed."""
+        while self._states[slot] == LOADING:
+            self.now = max(self.now, self._ends)
+            self._land()
+
+    def _land(self) -> None:
+        slot, ended = self._reading, self._ends
+        self._reading = -1
+        self.finish(slot)
+        self._begin(ended)
+
+    def _begin(self, at: float | None = None) -> None:
+        if self._reading < 0 and (self.demand or self.prefetch):
+            self._reading = next(iter(self.demand or self.prefetch))
+            self._ends = (self.now if at is None else at) + self._record_s

@@ -70,7 +70,7 @@ class Forecast:
             self._catch_up()
 
     def hint(self, keys: Keys) -> None:
-        """They go last, until their layer has had its turn."""
+        """They go last, until they are used or another layer has its turn after theirs."""
         self._catch_up()
         self._hinted[keys] = True
         self._scores = None
@@ -147,10 +147,18 @@ class Forecast:
         places = keys + keys // self._shape[1] * (self._planes[-1])
         self._heats.reshape(-1)[places[:, None] + self._planes] += self._rise
         self._stale[where] = True
-        self._row = rows[-1]
         if self._num_hinted:
-            self._hinted.reshape(self._shape)[where] = False
-            self._num_hinted = int(np.count_nonzero(self._hinted))
+            self._forget_hints(rows, keys)
+        self._row = rows[-1]
+
+    def _forget_hints(self, rows: list[int], keys: Keys) -> None:
+        """A large turn comes in several touches, and what is left of it is hinted until then."""
+        hinted = self._hinted.reshape(self._shape)
+        if rows[0] != self._row:
+            hinted[self._row] = False
+        hinted[rows[:-1]] = False
+        self._hinted[keys] = False
+        self._num_hinted = int(np.count_nonzero(self._hinted))
 
     def _learn(self, row: int, keys: Keys) -> None:
         """What the heats of a layer said before it used `keys`.

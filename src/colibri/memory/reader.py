@@ -63,6 +63,14 @@ class ThreadReader:
                 self._prefetch.remove(job)
                 self._demand.append(job)
 
+    def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Call off prefetches that nobody has begun."""
+        with self._changed:
+            waiting = {job.slot for job in self._prefetch} & set(slots.tolist())
+            self._withdraw(waiting)
+            self._changed.notify_all()
+        return np.isin(slots, list(waiting))
+
     def wait(self, slot: int) -> None:
         """Sleep until the slot has landed or failed."""
         with self._changed:

@@ -28,14 +28,20 @@ class RecordTable:
         found: Int64s = bases[:, None] + starts + slack
         return found
 
+    def nbytes(self, row: int, experts: Int64s) -> Int64s:
+        """Bytes `[n]` of the records of `experts [n]`."""
+        found: Int64s = self._index.nbytes[row, experts].sum(axis=1)
+        return found
+
     def jobs(self, row: int, experts: Int64s, slots: Int64s, bases: Int64s, prefetch: bool) -> Jobs:
-        """Reads of `experts [n]` into `slots [n]`, in file order.
+        """Reads of `experts [n]` into `slots [n]`, in file order; `prefetch` keeps the order given.
 
         `bases [num_slots]` is where all slots start.
         """
         index = self._index
-        order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
-        experts, slots = experts[order], slots[order]
+        if not prefetch:
+            order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
+            experts, slots = experts[order], slots[order]
         return Jobs(
             slots=slots.astype(np.int32),
             records=experts + row * index.file.shape[1],

@@ -2,7 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadBytes:
+    """Bytes of records that were read ahead of a request, by what became of them.
+
+    read == useful + late + wasted + failed + withdrawn + waiting
+
+    Attributes:
+        read: asked of the reader.
+        useful: there when their expert was leased.
+        late: still on the way then.
+        wasted: evicted, and nobody had leased them.
+        failed: could not be read.
+        withdrawn: not read after all: the need had passed before their turn came.
+    """
+
+    read: int = 0
+    useful: int = 0
+    late: int = 0
+    wasted: int = 0
+    failed: int = 0
+    withdrawn: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """In slots, or on the way to one, and not leased yet."""
+        ended = self.useful + self.late + self.wasted + self.failed + self.withdrawn
+        return self.read - ended
+
+    def plus(self, **amounts: int) -> Self:
+        """The sums after `amounts` more."""
+        return replace(self, **{k: getattr(self, k) + v for k, v in amounts.items()})
+
+    def __sub__(self, other: AheadBytes) -> AheadBytes:
+        return AheadBytes(**{k: v - getattr(other, k) for k, v in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +52,7 @@ class StoreStats:
         late: those of the hits that were still on the way.
         misses: those that had to be read.
         prefetched: reads without a request.
+        withdrawn: those of the prefetched that were called off before they began.
         evictions: experts that made room.
         records: records that landed.
         failed: reads that failed.
@@ -25,6 +63,8 @@ class StoreStats:
         drive_bytes: useful bytes from the model's own files, then from each mirror.
         num_usable: slots that are not retired, under pressure, now.
         wait_s: time spent in `Slots.wait`; native kernels wait by themselves.
+        predicted: what became of reads ahead that a prediction asked for.
+        warmed: what became of those at start.
     """
 
     requests: int
@@ -42,3 +82,6 @@ class StoreStats:
     rescued: int = 0
     drive_bytes: tuple[int, ...] = ()
     num_usable: int = 0
+    withdrawn: int = 0
+    predicted: AheadBytes = AheadBytes()
+    warmed: AheadBytes = AheadBytes()

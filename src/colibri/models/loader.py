@@ -16,7 +16,9 @@ from colibri.kernels import library
 from colibri.kernels.api import FFN, Head, Kernels, Matrix, Norm
 from colibri.kernels.mapping import Mapping
 from colibri.kv import KVPool
+from colibri.memory.governor import Governor
 from colibri.memory.opening import open_store
+from colibri.memory.prefetch import Prefetcher, PrefetchMode
 from colibri.memory.pressure import watch_memory
 from colibri.memory.reader_config import ReaderConfig
 from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
@@ -40,11 +42,14 @@ def load_model(
     eviction: str = "mixed",
     heat: NDArray[np.float64] | None = None,
     reader: ReaderConfig = _READER,
+    prefetch: PrefetchMode = "off",
+    governor: Governor | None = None,
 ) -> Model:
     """Load what `plan` says and nothing else.
 
     `eviction` names the policy of the expert store, which starts from `heat [L, E]`; `reader` says
-    how experts are read.
+    how experts are read. `prefetch` says whether layers are looked ahead; under "auto" the
+    `governor` does, which knows nothing by default.
 
     Raises:
         CheckpointError: a file changed or shrank since the census.
@@ -87,6 +92,9 @@ def load_model(
             layers=layers,
             head=head,
             resources=resources.pop_all(),
+            prefetcher=Prefetcher(
+                store, [found.layer for found in description.experts.layers], prefetch, governor
+            ),
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from colibri.nn.ffn import bind_glu, glu_parameters
 from colibri.nn.parameter import Parameter, Weights, bind_linear
 
 RouteListener = Callable[[int, Routing], None]
+LookAhead = Callable[[int, Ints], None]  # layer, experts leased for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +113,13 @@ class BoundMoE:
         x: Floats,
         batch: Batch,
         listen: RouteListener | None,
+        look_ahead: LookAhead | None = None,
     ) -> None:
         """Route `x [T, D]`, lease what it needs, compute, add to `x`.
 
-        A batch reads each expert once. A union larger than the arena is leased in ascending chunks,
-        which keeps the order of every sum.
+        A batch reads each expert once. A union larger than the arena is leased in ascending groups,
+        which keeps the order of every sum. `look_ahead` is called when what this layer reads is
+        under way, and before it is waited for.
 
         Raises:
             NumericsError: a router row is not finite.
@@ -125,13 +129,62 @@ class BoundMoE:
         if listen is not None:
             listen(self.layer, routing)
         y = np.zeros_like(x)
-        for experts in _chunks(routing.experts, store.capacity(self.layer)):
-            with store.lease(self.layer, experts) as slots:
-                try:
-                    kernels.moe_step(self.experts, routing, experts, slots, store.table, y)
-                except SlotFailed as failed:
-                    raise store.failure(failed.slot) from None
+        if len(routing.experts) <= store.capacity(self.layer):
+            with store.lease(self.layer, routing.experts) as slots:
+                if look_ahead is not None:
+                    look_ahead(self.layer, routing.experts)
+                self._add(kernels, store, routing, routing.experts, slots, y)
+        else:
+            self._add_in_groups(kernels, store, routing, y)
         kernels.moe_finish(self.experts, routing, y, x)
+
+    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+        """Experts, likeliest first, that the router would choose for an earlier state `x [T, D]`.
+
+        None for a state that is not finite: whatever is wrong with it shows when its turn comes.
+        """
+        try:
+            routing = kernels.route_step(self.router, x)
+        except NonFiniteRow:
+            return np.empty(0, np.int32)
+        ranked = routing.ids.ravel()[np.argsort(-routing.weights, axis=None, kind="stable")]
+        return ranked[np.sort(np.unique(ranked, return_index=True)[1])]
+
+    def _add_in_groups(
+        self, kernels: Kernels, store: ExpertStore, routing: Routing, y: Floats
+    ) -> None:
+        """Two groups share the arena: while one is computed, the next is being read."""
+        store.expect(self.layer, routing.experts)
+        capacity = store.capacity(self.layer)
+        groups = _groups(routing.experts, max(1, capacity // 2))
+        leases = [store.lease(self.layer, group) for group in groups]
+        if capacity == 1:
+            for group, lease in zip(groups, leases, strict=True):
+                with lease as slots:
+                    self._add(kernels, store, routing, group, slots, y)
+            return
+        with ExitStack() as coming:
+            slots = coming.enter_context(leases[0])
+            for number, group in enumerate(groups):
+                with coming.pop_all():
+                    held = slots
+                    for lease in leases[number + 1 : number + 2]:
+                        slots = coming.enter_context(lease)
+                    self._add(kernels, store, routing, group, held, y)
+
+    def _add(
+        self,
+        kernels: Kernels,
+        store: ExpertStore,
+        routing: Routing,
+        experts: Ints,
+        slots: Ints,
+        y: Floats,
+    ) -> None:
+        try:
+            kernels.moe_step(self.experts, routing, experts, slots, store.table, y)
+        except SlotFailed as failed:
+            raise store.failure(failed.slot) from None
 
     def _route(self, kernels: Kernels, x: Floats, batch: Batch) -> Routing:
         try:
@@ -144,6 +197,5 @@ class BoundMoE:
             ) from None
 
 
-def _chunks(experts: Ints, size: int) -> Iterator[Ints]:
-    for start in range(0, len(experts), size):
-        yield experts[start : start + size]
+def _groups(experts: Ints, size: int) -> list[Ints]:
+    return [experts[start : start + size] for start in range(0, len(experts), size)]

@@ -67,7 +67,7 @@ def test_what_the_system_refuses_is_a_budget_error() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 100_003, 49151, 49152, 98311, 300_001])
 def test_the_library_agrees_on_checksums(kind: str, size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size + 1, np.uint8)[1:]
     found = library(kind)
@@ -78,3 +78,16 @@ def test_the_library_agrees_on_checksums(kind: str, size: int) -> None:
         half = found.lib.colibri_crc32c(0, pointer, size // 2)
         whole = found.lib.colibri_crc32c(half, pointer + size // 2, size - size // 2)
         assert whole == found.lib.colibri_crc32c(0, pointer, size) == crc32c(data)
+
+
+def test_discarded_slots_read_zeros_and_serve_again() -> None:
+    arena = Arena([MIB], [8])
+    arena.data[:] = 3
+    arena.touched[:] = True
+    arena.discard(np.array([2, 5, 6, 7], np.int64))
+    filled = arena.data.reshape(8, MIB).any(axis=1)
+    assert filled.tolist() == arena.touched.tolist() == [1, 1, 0, 1, 1, 0, 0, 0]
+    arena.data[:] = 4
+    assert (arena.data == 4).all()
+    arena.discard(np.empty(0, np.int64))
+    assert (arena.data == 4).all()

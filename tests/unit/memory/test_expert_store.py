@@ -1,6 +1,7 @@
 """Decisions of the store, on the null tier: no disk, no threads, no time."""
 
 import sys
+from dataclasses import asdict
 from types import FrameType
 
 import numpy as np
@@ -13,9 +14,11 @@ from colibri.errors import BudgetError, ReadError
 from colibri.kernels.api import EMPTY, FAILED, LOADING, READY
 from colibri.memory.arena import Arena
 from colibri.memory.eviction import LRU
-from colibri.memory.expert_store import ExpertStore, Lease
+from colibri.memory.expert_store import ExpertStore
 from colibri.memory.jobs import Failure, Reason
+from colibri.memory.lease import Lease
 from colibri.memory.null import NullReader
+from colibri.memory.read_ahead import Origin
 from colibri.memory.slot_classes import slot_classes
 from tests.unit.memory.records import bare_index
 
@@ -151,7 +154,7 @@ def test_an_abandoned_read_is_waited_for_before_its_slot_is_used() -> None:
 
 def test_a_demanded_prefetch_overtakes_others() -> None:
     store, reader = null_store([8], [1])
-    assert store.prefetch(0, ids(0, 1, 2, 3, 4, 5)) == 4
+    assert store.prefetch(0, ids(0, 1, 2, 3, 4, 5), Origin.WARMED) == 4
     with store.lease(0, ids(2)) as slots:
         assert list(reader.demand) == slots.tolist()
     assert store.prefetch(0, ids(0, 1)) == 0
@@ -190,6 +193,8 @@ def consistent(store: ExpertStore, reader: NullReader) -> None:
     stats = store.stats
     assert stats.hits + stats.misses == stats.requests
     assert min(stats.hits, stats.misses, stats.late) >= 0
+    for ahead in (stats.predicted, stats.warmed):
+        assert min(*asdict(ahead).values(), ahead.waiting) >= 0
 
 
 def interrupted(store: ExpertStore, at: int) -> bool:
@@ -260,9 +265,22 @@ class Operations(RuleBasedStateMachine):
         lease, *_ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         lease.__exit__(None, None, None)
 
-    @rule(layer=st.integers(0, 2), experts=st.sets(st.integers(0, EXPERTS - 1), max_size=4))
-    def prefetch(self, layer: int, experts: set[int]) -> None:
-        assert 0 <= self.store.prefetch(layer, ids(*sorted(experts))) <= len(experts)
+    @rule(
+        layer=st.integers(0, 2),
+        experts=st.sets(st.integers(0, EXPERTS - 1), max_size=4),
+        origin=st.sampled_from(Origin),
+    )
+    def prefetch(self, layer: int, experts: set[int], origin: Origin) -> None:
+        wanted = ids(*sorted(experts))
+        needed = [slot for slot in range(7) if self.is_needed(slot)]
+        owners = self.store._key_of[needed].tolist()
+        assert 0 <= self.store.prefetch(layer, wanted, origin) <= len(experts)
+        assert self.store._key_of[needed].tolist() == owners
+
+    def is_needed(self, slot: int) -> bool:
+        """Whether this token is predicted to need what is there."""
+        key, state = self.store._key_of[slot], self.store.table.states[slot]
+        return bool(key >= 0 and state == READY and self.store._predictions.needed[key])
 
     @precondition(lambda self: self.reader.demand or self.reader.prefetch)
     @rule(data=st.data(), good=st.booleans())
@@ -276,7 +294,11 @@ class Operations(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         consistent(self.store, self.reader)
-        assert self.store.stats.requests == self.requests
+        stats = self.store.stats
+        assert stats.requests == self.requests
+        reads = stats.misses + stats.prefetched - stats.withdrawn
+        waiting = len(self.reader.demand) + len(self.reader.prefetch)
+        assert reads == stats.records + stats.failed + waiting
         for _, layer, experts, slots in self.open:
             row = self.store.table.states
             for expert, slot in zip(experts, slots, strict=True):

@@ -217,6 +217,25 @@ def test_prefetched_experts_are_hits(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_prefetches_in_vain_are_called_off(tmp_path: Path, kind: str) -> None:
+    records = pieces_model(tmp_path, num_experts=64)
+    with opened(records, kind, slots=80, threads=1) as store:
+        assert store.prefetch(1, np.arange(40, dtype=np.int32)) == 40
+        with store.lease(1, ids(39, 63)) as slots:
+            assert landed(store, slots) == [READY, READY]
+        called_off = store.stats.withdrawn
+        with store.lease(1, np.arange(40, dtype=np.int32)) as slots:
+            assert landed(store, slots) == [READY] * 40
+            for expert, slot in enumerate(slots.tolist()):
+                check(records, store, 1, expert, slot)
+        stats = store.stats
+    assert called_off == stats.withdrawn
+    assert (stats.records, stats.failed) == (41, 0)
+    assert stats.misses == 1 + called_off
+    assert stats.bytes_read == 41 * records.record_nbytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_closing_cancels_what_waits(tmp_path: Path, kind: str) -> None:
     records = pieces_model(tmp_path, num_experts=64)
     store = open_store(records.index, [64], library=library(kind), num_threads=1)

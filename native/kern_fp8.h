@@ -1,0 +1,90 @@
+/* Dot products with row-major E4M3 weights: one byte each, and a float32 scale for each square block (formats/fp8.py).
+   Within a block as in kern_float.h; then all sixteen sums become acc = fma(sum, scale, acc), by ascending block. */
+#ifndef COLIBRI_KERN_FP8_H
+#define COLIBRI_KERN_FP8_H
+
+#include "kern_vec.h"
+
+enum { AHEAD_ROWS = 4 /* that are prefetched */ };
+
+INLINE int64_t fp8_block(int format) { return format & 1 ? 32 : 128; }
+
+/* Where the scales [N / block, K / block] follow the codes. */
+static inline int64_t fp8_scales_at(int64_t N, int64_t K) { return (N * K + 3) / 4 * 4; }
+
+static inline int64_t fp8_nbytes(int64_t N, int64_t K, int64_t block) {
+    return fp8_scales_at(N, K) + (N + block - 1) / block * ((K + block - 1) / block) * 4;
+}
+
+/* R rows of one block times N inputs; out[n * ld + r]. R and N are constants where it is called. */
+INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int64_t K, float *out,
+                     int64_t ld) {
+    vf16 acc[2][4];
+    vb16 most[2];
+    for (int r = 0; r < R; r++) {
+        most[r] = vb16_zero();
+        for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
+    }
+    for (int64_t begin = 0; begin < K; begin += block, scales += 4) {
+        const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 16 * 16;
+        vf16 sum[2][4];
+        for (int r = 0; r < R; r++) {
+            for (int n = 0; n < N; n++) sum[r][n] = vf16_zero();
+        }
+        for (int64_t k = begin; k < whole; k += 16) {
+            for (int r = 0; r < R; r++) {
+                const uint8_t *codes = w + r * K + k;
+                const vf16 ws = vf16_fp8(codes);
+                if (N == 1) __builtin_prefetch(codes + AHEAD_ROWS * K);
+                most[r] = vb16_most(most[r], codes);
+                for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws, vf16_f32(x[n] + k), sum[r][n]);
+            }
+        }
+        for (int r = 0; r < R && whole < end; r++) {
+            uint8_t codes[16] = {0};
+            memcpy(codes, w + r * K + whole, (size_t)(end - whole));
+            most[r] = vb16_most(most[r], codes);
+            for (int n = 0; n < N; n++) {
+                sum[r][n] = vf16_fma(vf16_fp8(codes), vf16_head(F32_CODE, x[n] + whole, (int)(end - whole)), sum[r][n]);
+            }
+        }
+        float scale;
+        memcpy(&scale, scales, sizeof scale);
+        for (int r = 0; r < R; r++) { /* the codes were read as 2^-8 of what they are */
+            for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(vf16_mul(sum[r][n], vf16_set1(256.0f)), vf16_set1(scale), acc[r][n]);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        const int is_nan = vb16_any_nan(most[r]);
+        for (int n = 0; n < N; n++) out[n * ld + r] = is_nan ? float_of(0x7fc00000) : vf16_sum(acc[r][n]);
+    }
+}
+
+INLINE void fp8_inputs(int R, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int n, int64_t K, float *out,
+                       int64_t ld) {
+    for (; n >= 4; n -= 4, x += 4, out += 4 * ld) fp8_tile(R, 4, w, scales, block, x, K, out, ld);
+    for (; n > 0; n--, x++, out += ld) fp8_tile(R, 1, w, scales, block, x, K, out, ld);
+}
+
+/* out[i * ld + r] = row first + r of the matrix [N, K] at `data` times x[i], for `rows` rows of one block and n inputs. */
+static void fp8_rows(const uint8_t *data, int64_t N, int64_t K, int64_t block, int64_t first, int rows, const float *const *x, int n,
+                     float *out, int64_t ld) {
+    const uint8_t *scales = data + fp8_scales_at(N, K) + first / block * ((K + block - 1) / block) * 4, *w = data + first * K;
+    int r = 0;
+    for (; r + 2 <= rows; r += 2) fp8_inputs(2, w + r * K, scales, block, x, n, K, out + r, ld);
+    if (r < rows) fp8_inputs(1, w + r * K, scales, block, x, n, K, out + r, ld);
+}
+
+/* Row `row` as floats. */
+static void fp8_widen(const uint8_t *data, int64_t N, int64_t K, int64_t block, int64_t row, float *out) {
+    const uint8_t *codes = data + row * K, *scales = data + fp8_scales_at(N, K) + row / block * ((K + block - 1) / block) * 4;
+    for (int64_t k = 0; k < K; k++) {
+        float value[16], scale;
+        uint8_t items[16] = {codes[k]};
+        vf16_store(value, vf16_fp8(items));
+        memcpy(&scale, scales + k / block * 4, sizeof scale);
+        out[k] = (codes[k] & 0x7f) == 0x7f ? float_of(0x7fc00000) : value[0] * 256.0f * scale;
+    }
+}
+
+#endif
