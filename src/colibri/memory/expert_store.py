@@ -92,9 +92,10 @@ class ExpertStore:
     def prefetch(self, layer: int, experts: Ints, origin: Origin = Origin.PREDICTED) -> int:
         """Begin to read those of `experts [n]` (all different, likeliest first) in no slot.
 
-        A prefetch takes no lease and waits for nothing; its reads are in the order given. It gets at most half of the slots that
-        nobody holds or is predicted to need within this token; the rest of it is refused. When
-        the layer is leased, predicted reads that were in vain and have not begun are called off.
+        A prefetch takes no lease and waits for nothing; its reads are in the order given. It gets
+        at most half of the slots that nobody holds or is predicted to need within this token; the
+        rest of it is refused. When the layer is leased, what was predicted in vain and has not
+        begun to be read is called off.
         Returns how many reads were accepted.
         """
         row = self._index.position[layer]

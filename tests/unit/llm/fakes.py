@@ -13,6 +13,8 @@ from tokenizers.models import BPE
 from colibri.llm import LLM
 from colibri.llm.defaults import GenerationDefaults
 from colibri.llm.loading import Prepared
+from colibri.memory.prefetch import LookaheadStats
+from colibri.memory.store_stats import AheadBytes
 from colibri.settings import Settings
 from colibri.text import ChatTemplate, Tokenizer
 from tests.unit.engine.counter import VOCAB, CounterModel
@@ -59,7 +61,14 @@ class FakeStore:
     def stats(self) -> SimpleNamespace:
         n = len(self._model.passes)
         return SimpleNamespace(
-            requests=4 * n, hits=3 * n, misses=n, bytes_read=n * 1000, slack_bytes=n
+            requests=4 * n,
+            hits=3 * n,
+            misses=n,
+            bytes_read=n * 1000,
+            slack_bytes=n,
+            prefetched=0,
+            withdrawn=0,
+            predicted=AheadBytes(),
         )
 
 
@@ -70,6 +79,7 @@ class FakeModel(CounterModel):
         super().__init__()
         self.kv = SimpleNamespace(open_state=self.open_state)
         self.store = FakeStore(self)
+        self.prefetcher = SimpleNamespace(stats=LookaheadStats())
         self.closed = 0
 
     def says(self, reply: str | bytes | Sequence[int], prompt_tokens: int) -> None:
