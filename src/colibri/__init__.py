@@ -1,9 +1,9 @@
 """Colibri runs Mixture-of-Experts language models that are larger than the machine's memory.
 
-from colibri import LLM
+    from colibri import LLM
 
-with LLM.open("my-model", expert_slots="25%") as llm:
-print(llm.generate("The hummingbird is", max_tokens=8).text)
+    with LLM.open("my-model", expert_slots="25%") as llm:
+        print(llm.generate("The hummingbird is", max_tokens=8).text)
 """
 
 from __future__ import annotations
@@ -32,25 +32,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'colibri' has no attribute {name!r}")
 
 
-def _tell_why_slow() -> None:
-    """Say once what the build found missing."""
-    try:
-        from colibri._build import WHY_NO_NATIVE
-    except ImportError:
-        return
-    if WHY_NO_NATIVE:
-        import logging
-
-        message = "running on the slow NumPy reference: %s"
-        logging.getLogger(__name__).warning(message, WHY_NO_NATIVE)
-
-
 def _version() -> str:
     try:
         from colibri._build import VERSION
     except ImportError:  # a source tree that was never built
         return "0+unbuilt"
     return str(VERSION)
-
-
-_tell_why_slow()

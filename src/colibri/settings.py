@@ -11,21 +11,24 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from colibri.errors import SettingsError
-from colibri.kernels.api import Activations
-from colibri.memory.policies import EVICTIONS
-from colibri.memory.prefetch import PREFETCH_MODES, PrefetchMode
 from colibri.memory.reader_config import ReaderConfig
-from colibri.models.plan import MemoryConfig
 from colibri.units import parse_bytes
+
+# Whoever only declares flags must not wait for NumPy: what needs it is imported where it is used.
+if TYPE_CHECKING:
+    from colibri.kernels.api import Activations
+    from colibri.memory.prefetch import PrefetchMode
+    from colibri.models.plan import MemoryConfig
 
 PREFIX = "COLIBRI_"
 
 T = TypeVar("T")
 Parse = Callable[[Any], Any]  # raises ValueError saying what is wanted, or SettingsError
 KVFormat = Literal["auto", "f32", "bf16", "f16"]
+_LEAST_SIZE = 4096  # fewer bytes than a page, without a unit, are a unit forgotten
 
 
 def parse_count(value: object) -> int:
@@ -43,9 +46,12 @@ def parse_size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(wanted)
     try:
-        return parse_bytes(value)
+        size = parse_bytes(value)
     except ValueError:
         raise ValueError(wanted) from None
+    if size < _LEAST_SIZE and str(value).strip().isdecimal():
+        raise ValueError(f"{wanted}; did you mean {size}GiB?")
+    return size
 
 
 def parse_slots(value: object) -> int | float:
@@ -116,6 +122,27 @@ def one_of(*choices: str) -> Parse:
     return parse
 
 
+def parse_activations(value: object) -> Activations:
+    """Return how inputs are coded, by name."""
+    from colibri.kernels.api import Activations
+
+    return Activations(one_of(*Activations)(value))
+
+
+def parse_eviction(value: object) -> str:
+    """Return the name of a policy."""
+    from colibri.memory.policies import EVICTIONS
+
+    return cast(str, one_of(*EVICTIONS)(value))
+
+
+def parse_prefetch(value: object) -> str:
+    """Return the name of a mode of reading ahead."""
+    from colibri.memory.prefetch import PREFETCH_MODES
+
+    return cast(str, one_of(*PREFETCH_MODES)(value))
+
+
 def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
     """Declare a setting: its default, how a value is read, and what to tell about it."""
     return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help})
@@ -163,7 +190,7 @@ class Settings:
     )
     activations: Activations | None = knob(  # noqa: RUF009
         None,
-        one_of(*Activations),
+        parse_activations,
         "CODE",
         "How inputs of integer-coded matrices are coded: float32, int16 or int8; by default int16, "
         "and float32 on the reference",
@@ -184,7 +211,7 @@ class Settings:
 
     eviction: Literal["mixed", "lru", "lfu"] = knob(
         "mixed",
-        one_of(*EVICTIONS),
+        parse_eviction,
         "POLICY",
         "Which expert makes room for another: mixed (a forecast, or lru where that misses less), "
         "lru (least recently used) or lfu (least often used)",
@@ -204,7 +231,7 @@ class Settings:
     )
     prefetch: PrefetchMode = knob(  # noqa: RUF009
         "auto",
-        one_of(*PREFETCH_MODES),
+        parse_prefetch,
         "MODE",
         "Whether experts that the next layers will probably want are read ahead: auto (where it is "
         "measured to pay), on or off",
@@ -245,11 +272,18 @@ class Settings:
     )
 
     @classmethod
-    def resolve(cls, environ: Mapping[str, str] | None = None, /, **explicit: object) -> Self:
+    def resolve(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        spell: Callable[[str], str] = str,
+        /,
+        **explicit: object,
+    ) -> Self:
         """Defaults < COLIBRI_* variables < `explicit`; an explicit None counts as not given.
 
         Args:
             environ: the environment; by default the process's own.
+            spell: how an explicit name is written in messages, such as `flag_of`.
             explicit: settings by name.
 
         Raises:
@@ -265,7 +299,7 @@ class Settings:
         for given, value in explicit.items():
             name = _field(given, cls.names(), "setting")
             if value is not None:
-                values[name] = _parsed(cls, name, value, name)
+                values[name] = _parsed(cls, name, value, spell(name))
         return cls(**cast(Any, values))
 
     @classmethod
@@ -277,6 +311,11 @@ class Settings:
     def names(cls) -> tuple[str, ...]:
         """Names of all settings."""
         return tuple(item.name for item in fields(cls))
+
+    @classmethod
+    def names_in_environment(cls) -> frozenset[str]:
+        """Names of the settings that have a variable in the environment of the process."""
+        return frozenset(name for name in cls.names() if variable_of(name) in os.environ)
 
     @classmethod
     def describe(cls) -> str:
@@ -320,6 +359,8 @@ class Settings:
     @property
     def memory(self) -> MemoryConfig:
         """What the planner needs to know."""
+        from colibri.models.plan import MemoryConfig
+
         return MemoryConfig(
             ram=self.ram,
             expert_slots=self.expert_slots,

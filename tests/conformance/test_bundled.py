@@ -12,7 +12,7 @@ import pytest
 from colibri import LLM
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.verify import verify_container
-from colibri.llm.loading import BUNDLED
+from colibri.llm.location import BUNDLED
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from tests.architecture.sources import ROOT

@@ -82,6 +82,9 @@ class NativeKernels:
         self._context.activations = _CODES[activations]
         self._context.pool = _start_pool(self, self.threads)
         self._workspace = aligned(0)
+        # The structs of the step at hand: all its layers share a batch, and three calls a routing.
+        self._batch: tuple[Batch, RopeTable, Any] | None = None
+        self._routing: tuple[Routing, Any] | None = None
 
     def workspace_nbytes(self, limits: Limits) -> int:
         """Bytes that `reserve(limits)` will take."""
@@ -105,22 +108,8 @@ class NativeKernels:
     ) -> None:
         """See `Kernels.attention_step`."""
         check_kv(layer, kv)
-        rows, half, tables = len(x), layer.rotary_dim // 2, batch.block_tables
-        c_batch = self._library.ffi.new(
-            "colibri_batch *",
-            {
-                "rows": rows,
-                "hidden_size": x.shape[1],
-                "num_members": tables.shape[0],
-                "table_width": tables.shape[1],
-                "positions": self._ints(batch.positions, (rows,), "positions"),
-                "members": self._ints(batch.members, (rows,), "members"),
-                "block_tables": self._ints(tables, (-1, -1), "block_tables"),
-                "cos": self._floats(rope.cos, (rows, half), "cos"),
-                "sin": self._floats(rope.sin, (rows, half), "sin"),
-            },
-        )
-        c_x = self._floats(x, (rows, layer.norm.weight.size), "x")
+        c_x = self._floats(x, (len(batch.positions), layer.norm.weight.size), "x")
+        c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, x.shape[1])
         c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
         self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv)
 
@@ -135,11 +124,13 @@ class NativeKernels:
         hidden = np.empty((rows, layer.gate.columns), np.float32)
         ids, weights = np.empty((rows, active), np.int32), np.empty((rows, active), np.float32)
         experts = np.empty(min(layer.gate.rows, rows * active), np.int32)
-        routing = self._routing(layer.gate.rows, hidden, ids, weights)
-        routing.experts = self._ints(experts, (-1,), "experts")
+        c_routing = self._new_routing(layer.gate.rows, hidden, ids, weights)
+        c_routing.experts = self._ints(experts, (-1,), "experts")
         c_x = self._floats(x, hidden.shape, "x")
-        self._do("colibri_route_step", self._structs.router(layer), c_x, routing)
-        return Routing(hidden, ids, weights, experts[: routing.num_used])
+        self._do("colibri_route_step", self._structs.router(layer), c_x, c_routing)
+        routing = Routing(hidden, ids, weights, experts[: c_routing.num_used])
+        self._routing = routing, c_routing
+        return routing
 
     def moe_step(
         self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats
@@ -220,7 +211,29 @@ class NativeKernels:
         values = {name: getattr(limits, name) for name in Limits.__dataclass_fields__}
         return self._library.ffi.new("colibri_limits *", values)
 
-    def _routing(self, num_experts: int, hidden: Floats, ids: Ints, weights: Floats) -> Any:
+    def _batch_of(self, batch: Batch, rope: RopeTable, half: int, width: int) -> Any:
+        """`colibri_batch *`, the one of the layer before where it serves."""
+        last = self._batch
+        if last is not None and last[0] is batch and last[1] is rope:
+            if last[2].hidden_size == width and rope.cos.shape[1] == half:
+                return last[2]
+        rows, tables = len(batch.positions), batch.block_tables
+        values = {
+            "rows": rows,
+            "hidden_size": width,
+            "num_members": tables.shape[0],
+            "table_width": tables.shape[1],
+            "positions": self._ints(batch.positions, (rows,), "positions"),
+            "members": self._ints(batch.members, (rows,), "members"),
+            "block_tables": self._ints(tables, (-1, -1), "block_tables"),
+            "cos": self._floats(rope.cos, (rows, half), "cos"),
+            "sin": self._floats(rope.sin, (rows, half), "sin"),
+        }
+        c_batch = self._library.ffi.new("colibri_batch *", values)
+        self._batch = batch, rope, c_batch
+        return c_batch
+
+    def _new_routing(self, num_experts: int, hidden: Floats, ids: Ints, weights: Floats) -> Any:
         rows, active = ids.shape
         values = {
             "rows": rows,
@@ -236,7 +249,10 @@ class NativeKernels:
         width, wanted = routing.hidden.shape[1], layer.gate_proj.columns
         if width != wanted:
             raise ValueError(f"hidden is {width} wide, the experts take {wanted}")
-        return self._routing(layer.num_experts, routing.hidden, routing.ids, routing.weights)
+        last = self._routing
+        if last is not None and last[0] is routing and last[1].num_experts == layer.num_experts:
+            return last[1]
+        return self._new_routing(layer.num_experts, routing.hidden, routing.ids, routing.weights)
 
     def _floats(self, array: Floats, shape: tuple[int, ...], what: str) -> Any:
         return address_of(self._library, array, np.float32, "float[]", shape, what)

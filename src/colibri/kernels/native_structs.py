@@ -32,6 +32,10 @@ from colibri.kernels.library import Library
 
 T = TypeVar("T")
 
+_DTYPES: dict[type, np.dtype[Any]] = {
+    kind: np.dtype(kind) for kind in (np.float32, np.int32, np.int64, np.uint8)
+}
+
 _MOST_HEAD_DIM = 1024  # MOST_HEAD_DIM of native/kern_attention.h
 _MOST_GROUPS = 64  # MOST_GROUPS of native/kern_route.h
 
@@ -44,10 +48,11 @@ def address_of(
     Raises:
         ValueError: the array is anything else; native code would read past it.
     """
-    fits = array.ndim == len(shape) and all(
-        want in (-1, size) for want, size in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype != dtype or not array.flags.c_contiguous:
+    found = array.shape
+    fits = len(found) == len(shape)
+    if fits and found != shape:  # the usual case is decided without a loop
+        fits = all(want in (-1, size) for want, size in zip(shape, found, strict=True))
+    if not fits or array.dtype != _DTYPES[dtype] or not array.flags.c_contiguous:
         raise ValueError(
             f"{what} must be a contiguous {np.dtype(dtype)} array {list(shape)}, "
             f"not {array.dtype} {list(array.shape)} with strides {array.strides}"

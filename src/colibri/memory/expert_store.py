@@ -63,7 +63,8 @@ class ExpertStore:
         self._predictions = Predictions(num_layers, self._num_experts)
         self.heat = Heat(num_layers * self._num_experts)
         self._records = RecordTable(index)
-        self._ranges = SlotRanges(slot_classes(index), arena, active)
+        self._classes = slot_classes(index)
+        self._ranges = SlotRanges(self._classes, arena, active)
         self.between_tokens: Callable[[], None] = lambda: None
         self._last_row = -1
         self._requests = self._late = self._misses = self._evictions = 0
@@ -125,8 +126,9 @@ class ExpertStore:
         They are read in file order, behind whatever is demanded. Returns how many were accepted.
         """
         accepted = 0
-        for rows, num_slots in self._classes():
-            for row, experts in hottest(counts, rows, num_slots):
+        for found in self._classes:
+            num_slots = len(self._ranges[found.layers[0]])
+            for row, experts in hottest(counts, found.layers, num_slots):
                 accepted += self.prefetch(self._index.layers[row].layer, experts, Origin.WARMED)
         return accepted
 
@@ -180,8 +182,7 @@ class ExpertStore:
     @property
     def has_room_for_all(self) -> bool:
         """Whether every expert can stay in memory."""
-        layers = self._index.layers
-        return all(n >= sum(layers[r].num_experts for r in rows) for rows, n in self._classes())
+        return all(len(self._ranges[c.layers[0]]) >= c.num_experts for c in self._classes)
 
     @property
     def num_usable(self) -> int:
@@ -299,13 +300,6 @@ class ExpertStore:
             self._vacate(slots[self._arena.states[slots] == EMPTY])  # those that were not submitted
             raise
         return slots
-
-    def _classes(self) -> list[tuple[tuple[int, ...], int]]:
-        """The layers that share slots, and how many slots those are."""
-        return [
-            (found.layers, self.capacity(self._index.layers[found.layers[0]].layer))
-            for found in slot_classes(self._index)
-        ]
 
     def _claim(self, row: int, n: int) -> Numbers:
         """`n` slots that nobody holds, now EMPTY: free ones first, then the policy's victims'."""

@@ -130,7 +130,7 @@ def _tamed(samples: Doubles) -> Doubles:
 
 
 class Governor:
-    """Decides how many layers are looked ahead: none, one or two.
+    """Decides how many layers are looked ahead at most: none, one or two.
 
     Attributes:
         first: one layer against none.

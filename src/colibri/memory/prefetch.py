@@ -32,7 +32,7 @@ class LookaheadStats:
 
     Attributes:
         steps: steps that looked ahead.
-        predictions: layers predicted, one or two layers before their turn.
+        predictions: that were put to the test, one or two layers ahead.
         wanted: experts that these layers then used.
         foreseen: those of them that were predicted.
         wanted_by_two: of `wanted`, what was predicted two layers before.
@@ -107,7 +107,10 @@ class Prefetcher:
         return True
 
     def look(self, layer: int, used: Ints, predict: Predict) -> None:
-        """The layer uses `used [n]`, which are leased: now is the time to read for the next."""
+        """The layer uses `used [n]`, which are leased: now is the time to read for the next.
+
+        Two layers ahead are looked at where the next one gives the drive nothing to do.
+        """
         row = self._row[layer]
         self._novelty.use(row, used)
         for distance in range(1, self._depth + 1):
@@ -116,7 +119,8 @@ class Prefetcher:
             ahead = self._layers[row + distance]
             experts = predict(ahead)
             self._predicted[row + distance, distance] = experts
-            self._store.prefetch(ahead, experts)
+            if self._store.prefetch(ahead, experts):
+                break
 
     def end(self) -> None:
         """The step is over; one that fails may leave this out."""

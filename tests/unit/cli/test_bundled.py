@@ -29,7 +29,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     # What else lies beside the weights there.
     for name in ("experts.json", "card.json"):
         (folder / "bundled" / name).write_text("{}")
-    monkeypatch.setattr("colibri.llm.loading.BUNDLED", folder / "bundled")
+    monkeypatch.setattr("colibri.llm.location.BUNDLED", folder / "bundled")
     return folder / "bundled"
 
 
@@ -73,7 +73,7 @@ def test_the_facade_uses_it_too(bundled: Path) -> None:
 def test_without_one_the_next_step_is_told(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("colibri.llm.loading.BUNDLED", tmp_path)
+    monkeypatch.setattr("colibri.llm.location.BUNDLED", tmp_path)
     result = coli(*COMMANDS[command])
     assert result.exit_code == 2
     assert NOTICE not in result.stderr

@@ -204,7 +204,7 @@ def test_the_model_is_given_once(text_dir: Path) -> None:
 
 def test_without_a_model_the_message_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLIBRI_MODEL", raising=False)
-    monkeypatch.setattr("colibri.llm.loading.BUNDLED", Path("nowhere"))
+    monkeypatch.setattr("colibri.llm.location.BUNDLED", Path("nowhere"))
     with pytest.raises(SettingsError, match=r"tools/make_checkpoint\.py"):
         LLM.open()
 

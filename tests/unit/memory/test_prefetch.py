@@ -145,7 +145,6 @@ def step(store: ExpertStore, ahead: Prefetcher, asked: Asked, *used: int, rows: 
         ("auto", Governor(), []),
         ("on", Governor(), [1, 2, 3]),
         ("auto", Governor(Trial(True, 0.2)), [1, 2, 3]),
-        ("auto", Governor(Trial(True, 0.2), Trial(True, 0.2)), [1, 2, 2, 3, 3]),
     ],
 )
 def test_how_far_it_looks(mode: PrefetchMode, governor: Governor, layers: list[int]) -> None:
@@ -153,6 +152,24 @@ def test_how_far_it_looks(mode: PrefetchMode, governor: Governor, layers: list[i
     ahead, asked = Prefetcher(store, range(4), mode, governor, lambda: 0.0), Asked(1, 2)
     step(store, ahead, asked, 1, 3)
     assert asked.layers == layers
+
+
+def test_it_looks_two_ahead_where_the_next_layer_needs_no_read() -> None:
+    store, reader = made(slots=12)
+    use(store, 1, 1, 2)
+    governor = Governor(Trial(True, 0.2), Trial(True, 0.2))
+    ahead = Prefetcher(store, range(4), "auto", governor, lambda: 0.0)
+    asked = Asked(1, 2)
+    assert ahead.begin(1)
+    with store.lease(0, ids(1)):
+        ahead.look(0, ids(1), asked)
+    assert asked.layers == [1, 2]
+    assert [int(store._key_of[slot]) for slot in reader.prefetch] == [
+        2 * EXPERTS + e for e in (1, 2)
+    ]
+    with store.lease(1, ids(1)):
+        ahead.look(1, ids(1), asked)
+    assert asked.layers == [1, 2, 2, 3]
 
 
 def test_large_steps_and_resident_models_cost_nothing() -> None:
@@ -181,6 +198,7 @@ def test_recall_is_measured_for_each_distance() -> None:
     store, _ = made()
     governor = Governor(Trial(True, 0.2), Trial(True, 0.2))
     ahead = Prefetcher(store, range(4), "auto", governor, lambda: 0.0)
+    use(store, 1, 1, 2)
     step(store, ahead, Asked(1, 2), 1, 3)
     stats = ahead.stats
     assert (stats.recall, stats.recall_by_two) == (0.5, 0.5)
