@@ -13,7 +13,7 @@
 
 #define MAX_RETRIES 1000 /* of one read that is interrupted or told to try again */
 
-enum { FLOAT_F32 = 0, FLOAT_F16 = 1 }; /* Format.code; the third is bf16 */
+enum { SCAN_F32, SCAN_F16, SCAN_BF16, SCAN_E8M0, SCAN_E4M3 }; /* kinds of a scan, as in formats/base.py */
 
 /* A file of one drive. */
 typedef struct {
@@ -197,10 +197,25 @@ static int finite32(const uint8_t *data, int64_t nbytes) {
     return !bad;
 }
 
-static int all_finite(const uint8_t *data, int64_t nbytes, int64_t format) {
-    if (format == FLOAT_F32)
+/* One byte stands for NaN: 0xFF in E8M0, 0x7F with either sign in E4M3. */
+static int finite8(const uint8_t *data, int64_t nbytes, uint8_t nan) {
+    uint8_t bad = 0;
+    for (int64_t i = 0; i < nbytes; i++)
+        bad |= (data[i] & nan) == nan;
+    return !bad;
+}
+
+static int all_finite(const uint8_t *data, int64_t nbytes, int64_t kind) {
+    switch (kind) {
+    case SCAN_F32:
         return finite32(data, nbytes);
-    return finite16(data, nbytes, format == FLOAT_F16 ? 0x7C00 : 0x7F80);
+    case SCAN_E8M0:
+        return finite8(data, nbytes, 0xFF);
+    case SCAN_E4M3:
+        return finite8(data, nbytes, 0x7F);
+    default:
+        return finite16(data, nbytes, kind == SCAN_F16 ? 0x7C00 : 0x7F80);
+    }
 }
 
 static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_failure *failure) {
@@ -208,7 +223,7 @@ static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_f
     for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
         const uint8_t *data = r->arena + r->parts[slot * 3LL + s->part] + s->offset;
         for (int64_t i = 0; i < s->count; i++)
-            if (!all_finite(data + i * s->stride, s->nbytes, s->format)) {
+            if (!all_finite(data + i * s->stride, s->nbytes, s->kind)) {
                 failed(failure, COLIBRI_READ_NOT_FINITE, 0, first, pieces_of(r, slot)->offset);
                 failure->part = (int32_t)s->part;
                 return COLIBRI_READ_NOT_FINITE;

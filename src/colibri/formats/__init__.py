@@ -5,7 +5,20 @@ from __future__ import annotations
 import difflib
 
 from colibri.errors import UnsupportedModelError
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+from colibri.formats.base import (
+    PANEL_ROWS,
+    SCAN_BF16,
+    SCAN_E4M3,
+    SCAN_E8M0,
+    SCAN_F16,
+    SCAN_F32,
+    Bytes,
+    Floats,
+    Format,
+    Scan,
+    Shape,
+    padded,
+)
 from colibri.formats.float import BF16, F16, F32, FloatFormat
 from colibri.formats.fp8 import FP8_B32, FP8_B128, FP8Format
 from colibri.formats.integer import IntegerFormat
@@ -22,6 +35,11 @@ __all__ = [
     "INT8_ROWS",
     "MXFP4",
     "PANEL_ROWS",
+    "SCAN_BF16",
+    "SCAN_E4M3",
+    "SCAN_E8M0",
+    "SCAN_F16",
+    "SCAN_F32",
     "Bytes",
     "FP8Format",
     "FloatFormat",
@@ -30,6 +48,7 @@ __all__ = [
     "IntegerFormat",
     "MXFP4Format",
     "RowInt8Format",
+    "Scan",
     "Shape",
     "get_format",
     "padded",

@@ -8,7 +8,7 @@ exact way from the first to the second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,26 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, int]
 
+SCAN_F32, SCAN_F16, SCAN_BF16, SCAN_E8M0, SCAN_E4M3 = range(5)  # kinds of `Scan`, as in native code
 PANEL_ROWS = 8  # rows that lie together in a coded matrix; threads are handed whole panels
+
+
+class Scan(NamedTuple):
+    """Where bytes of a matrix may hold what is not finite: `count` runs, `stride` apart.
+
+    Attributes:
+        offset: of the first run, from the matrix's start.
+        nbytes: of one run.
+        stride: from run to run.
+        count: runs.
+        kind: what the bytes are, one of `SCAN_*`.
+    """
+
+    offset: int
+    nbytes: int
+    stride: int
+    count: int
+    kind: int
 
 
 class Format(ABC):
@@ -66,6 +85,10 @@ class Format(ABC):
     @abstractmethod
     def decode(self, resident: Bytes, shape: Shape) -> Floats:
         """The exact numbers `[N, K]` of resident bytes, as float32."""
+
+    @abstractmethod
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """Where resident bytes of `[N, K]` with panels that far apart may not be finite."""
 
     def __repr__(self) -> str:
         return self.name

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape
+from colibri.formats.base import (
+    PANEL_ROWS,
+    SCAN_BF16,
+    SCAN_F16,
+    SCAN_F32,
+    Bytes,
+    Floats,
+    Format,
+    Scan,
+    Shape,
+)
+
+_SCANS = {"f32": SCAN_F32, "f16": SCAN_F16, "bf16": SCAN_BF16}
 
 
 class FloatFormat(Format):
@@ -39,6 +51,18 @@ class FloatFormat(Format):
         """Widen; every value is exact in float32."""
         items = np.frombuffer(resident.tobytes(), self.dtype, count=shape[0] * shape[1])
         return self.to_float32(items).reshape(shape)
+
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """Every weight; one run unless panels alternate with another matrix's."""
+        panel, kind = self.panel_nbytes(shape[1]), _SCANS[self.name]
+        if panel_stride == panel:
+            return [Scan(0, self.nbytes(shape), 0, 1, kind)]
+        panels, rest = divmod(shape[0], PANEL_ROWS)
+        tail = self.nbytes((rest, shape[1]))
+        return [
+            Scan(0, panel, panel_stride, panels, kind),
+            Scan(panels * panel_stride, tail, 0, 1, kind),
+        ]
 
     def from_float32(self, values: Floats) -> NDArray[np.generic]:
         """float32 values to storage items, rounded to nearest even."""

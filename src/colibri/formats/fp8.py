@@ -12,7 +12,17 @@ from __future__ import annotations
 import numpy as np
 
 from colibri.errors import NumericsError
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+from colibri.formats.base import (
+    PANEL_ROWS,
+    SCAN_E4M3,
+    SCAN_F32,
+    Bytes,
+    Floats,
+    Format,
+    Scan,
+    Shape,
+    padded,
+)
 
 LARGEST = 448.0
 _NAN = 0x7F
@@ -78,6 +88,14 @@ class FP8Format(Format):
         codes = resident[: shape[0] * shape[1]].reshape(shape)
         scales = np.frombuffer(resident[start:end].tobytes(), "<f4").reshape(self._blocks(shape))
         return codes, scales.astype(np.float32)
+
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """All codes, then all scales; panels never alternate with another matrix's."""
+        scales = self._scales_at(shape)
+        return [
+            Scan(0, shape[0] * shape[1], 0, 1, SCAN_E4M3),
+            Scan(scales, self.nbytes(shape) - scales, 0, 1, SCAN_F32),
+        ]
 
     def _blocks(self, shape: Shape) -> Shape:
         return -(-shape[0] // self.block), -(-shape[1] // self.block)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.errors import NumericsError
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+from colibri.formats.base import PANEL_ROWS, SCAN_F16, Bytes, Floats, Format, Scan, Shape, padded
 from colibri.formats.panels import deinterleave, interleave, pair_nibbles
 
 _SCALE_BYTES = 2
@@ -94,6 +94,12 @@ class IntegerFormat(Format):
         return signed.reshape(rows, columns), scales.transpose(0, 2, 1).reshape(rows, -1).astype(
             np.float32
         )
+
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """The scales at the head of each panel."""
+        rows, columns = self._padded(shape)
+        scales = columns // self.group * PANEL_ROWS * _SCALE_BYTES
+        return [Scan(0, scales, panel_stride, rows // PANEL_ROWS, SCAN_F16)]
 
     def _padded(self, shape: tuple[int, ...]) -> Shape:
         return padded(shape[0], PANEL_ROWS), padded(shape[1], self.group)

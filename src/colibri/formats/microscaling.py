@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.errors import NumericsError
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape, padded
+from colibri.formats.base import PANEL_ROWS, SCAN_E8M0, Bytes, Floats, Format, Scan, Shape, padded
 from colibri.formats.panels import deinterleave, interleave, pair_nibbles
 
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -86,6 +86,12 @@ class MXFP4Format(Format):
         scales = by_panel[:, :scale_bytes].reshape(panels, -1, PANEL_ROWS).transpose(0, 2, 1)
         codes = deinterleave(by_panel[:, scale_bytes:], self.bits)
         return codes.reshape(rows, columns), np.ascontiguousarray(scales).reshape(rows, -1)
+
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """The scales at the head of each panel."""
+        rows, columns = self._padded(shape)
+        scales = columns // self.group * PANEL_ROWS
+        return [Scan(0, scales, panel_stride, rows // PANEL_ROWS, SCAN_E8M0)]
 
     def _padded(self, shape: Shape) -> Shape:
         return padded(shape[0], PANEL_ROWS), padded(shape[1], self.group)

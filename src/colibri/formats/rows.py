@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Shape
+from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Scan, Shape
 
 _LARGEST = np.float32(127)
 _SMALLEST = np.float32(1e-30)
@@ -49,6 +49,10 @@ class RowInt8Format(Format):
         codes = resident[:size].view(np.int8).reshape(shape).astype(np.float32)
         scales = np.frombuffer(resident[size : size + 4 * shape[0]].tobytes(), "<f4")
         return np.asarray(codes * scales[:, None])
+
+    def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
+        """None: such rows are written by kernels and never read from a file."""
+        return []
 
     def round(self, rows: Floats) -> tuple[NDArray[np.int8], Floats]:
         """Codes `[..., K]` and scales `[...]` of rows along the last axis."""

@@ -214,9 +214,9 @@ class NativeKernels:
     def _batch_of(self, batch: Batch, rope: RopeTable, half: int, width: int) -> Any:
         """`colibri_batch *`, the one of the layer before where it serves."""
         last = self._batch
-        if last is not None and last[0] is batch and last[1] is rope:
-            if last[2].hidden_size == width and rope.cos.shape[1] == half:
-                return last[2]
+        same = last is not None and last[0] is batch and last[1] is rope
+        if last and same and last[2].hidden_size == width and rope.cos.shape[1] == half:
+            return last[2]
         rows, tables = len(batch.positions), batch.block_tables
         values = {
             "rows": rows,

@@ -6,9 +6,16 @@ import sys
 from pathlib import Path
 
 from colibri.errors import BudgetError
-from colibri.memory.system import cgroup_room, kilobyte_fields, malloc_trim
+from colibri.memory.system import cgroup_limit, cgroup_room, kilobyte_fields, malloc_trim
 
-__all__ = ["available_bytes", "malloc_trim", "peak_rss", "process_rss", "usable_bytes"]
+__all__ = [
+    "available_bytes",
+    "machine_bytes",
+    "malloc_trim",
+    "peak_rss",
+    "process_rss",
+    "usable_bytes",
+]
 
 _STATUS = Path("/proc/self/status")
 _RESERVE_SHARE = 20  # one part in so many of what is free stays free,
@@ -40,6 +47,12 @@ def available_bytes() -> int:
     if not rooms:
         raise BudgetError("this system does not tell how much memory is free: set `ram`")
     return min(rooms)
+
+
+def machine_bytes() -> int | None:
+    """All memory of the machine, or of the tightest cgroup; None where the system does not tell."""
+    sizes = (kilobyte_fields(Path("/proc/meminfo")).get("MemTotal"), cgroup_limit())
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def process_rss() -> int:

@@ -14,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
-from colibri.formats import F16, PANEL_ROWS, padded
-from colibri.kernels.api import ExpertPart, Ints
+from colibri.kernels.api import Ints
 
 __all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of"]
-
-_SCALE_BYTES = 2
 
 
 class Reason(IntEnum):
@@ -132,28 +129,14 @@ class Reader(Protocol):
 
 
 def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:
-    """Where the floats of a record lie: weights of float formats, scales of integer ones.
+    """Where a record may not be finite: weights of float formats, scales of coded ones.
 
     Returns:
-        Rows `[S, 6]`: part, offset in it, bytes of a run, stride, number of runs, format code.
+        Rows `[S, 6]`: the part, then the fields of its `Scan`.
     """
-    rows = [(i, *run) for i, part in enumerate(layout.parts) for run in _runs(part)]
-    return np.array(rows, np.int64).reshape(-1, 6)
-
-
-def _runs(part: ExpertPart) -> list[tuple[int, int, int, int, int]]:
-    """Offset, bytes, stride, count and format of a part's floats."""
-    panel, stride = part.format.panel_nbytes(part.columns), part.panel_stride
-    if part.format.is_coded:
-        scales = (
-            padded(part.columns, part.format.group) // part.format.group * PANEL_ROWS * _SCALE_BYTES
-        )
-        return [(0, scales, stride, -(-part.rows // PANEL_ROWS), F16.code)]
-    if stride == panel:
-        return [(0, part.format.nbytes((part.rows, part.columns)), 0, 1, part.format.code)]
-    panels, rest = divmod(part.rows, PANEL_ROWS)
-    tail = part.format.nbytes((rest, part.columns))
-    return [
-        (0, panel, stride, panels, part.format.code),
-        (panels * stride, tail, 0, 1, part.format.code),
+    rows = [
+        (number, *scan)
+        for number, part in enumerate(layout.parts)
+        for scan in part.format.scans((part.rows, part.columns), part.panel_stride)
     ]
+    return np.array(rows, np.int64).reshape(-1, 6)

@@ -10,13 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from colibri.checkpoint.crc32c import crc32c
-from colibri.formats import Bytes
+from colibri.formats import SCAN_BF16, SCAN_E4M3, SCAN_E8M0, SCAN_F16, SCAN_F32, Bytes
 from colibri.memory.arena import Arena
 from colibri.memory.drives import ALWAYS, MIRRORS, NEVER, Drives
 from colibri.memory.jobs import PAGE, Failure, Jobs, ReaderStats, Reason
 from colibri.memory.system import drop_cached, make_buffered
 
-_EXPONENTS = {0: ("<u4", 0x7F800000), 1: ("<u2", 0x7C00), 2: ("<u2", 0x7F80)}  # by Format.code
+# What an item that is not finite has set, by kind of scan.
+_NOT_FINITE = {
+    SCAN_F32: ("<u4", 0x7F800000),
+    SCAN_F16: ("<u2", 0x7C00),
+    SCAN_BF16: ("<u2", 0x7F80),
+    SCAN_E8M0: ("u1", 0xFF),
+    SCAN_E4M3: ("u1", 0x7F),
+}
 _MAX_RETRIES = 1000
 Piece = tuple[int, int, int, int]  # file, offset, nbytes, target
 
@@ -260,11 +267,11 @@ class Landing:
             self._sums = replace(self._sums, **sums)
 
 
-def _all_finite(data: Bytes, offset: int, nbytes: int, stride: int, count: int, code: int) -> bool:
+def _all_finite(data: Bytes, offset: int, nbytes: int, stride: int, count: int, kind: int) -> bool:
     """Whether `count` runs of `nbytes`, `stride` apart, hold neither NaN nor infinity."""
-    dtype, exponent = _EXPONENTS[code]
+    dtype, bits = _NOT_FINITE[kind]
     for start in range(offset, offset + count * stride, stride) if stride else [offset] * count:
         items = np.frombuffer(data[start : start + nbytes], dtype)
-        if ((items & exponent) == exponent).any():
+        if ((items & bits) == bits).any():
             return False
     return True

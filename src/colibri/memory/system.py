@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,33 +97,46 @@ def cgroup_room(root: Path = Path("/")) -> int | None:
     Inactive file pages count as free: the kernel takes them back before it refuses memory.
     `root` is where /proc and /sys are looked for.
     """
-    rooms: list[int] = []
+    rooms = [_room(group, *names) for group, names in _limited(root)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def cgroup_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that the tightest memory cgroup above this process may hold; None without a limit."""
+    limits = [_limit(group / names[0]) for group, names in _limited(root)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limited(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The groups of this process with the names of their files for limit and usage, and of fields.
+
+    They are those from its own up to the mount; in a container its own may not exist.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            rooms += _rooms(root / "sys/fs/cgroup", path, ("memory.max", "memory.current", ""))
-        elif "memory" in controllers.split(","):
+        mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
+        if "memory" in controllers.split(","):
+            mount /= "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            rooms += _rooms(root / "sys/fs/cgroup/memory", path, names)
-    return min(rooms, default=None)
+        elif controllers != "":
+            continue
+        inside = mount / path.lstrip("/")
+        groups = [inside, *inside.parents] if inside.is_dir() else [mount]
+        yield from ((group, names) for group in groups if group.is_relative_to(mount))
 
 
-def _rooms(mount: Path, path: str, names: tuple[str, str, str]) -> list[int]:
-    """What each group from `path` up to the mount leaves; in a container `path` may not exist."""
-    inside = mount / path.lstrip("/")
-    groups = [inside, *inside.parents] if inside.is_dir() else [mount]
-    found = (_room(group, *names) for group in groups if group == mount or mount in group.parents)
-    return [room for room in found if room is not None]
+def _limit(path: Path) -> int | None:
+    text = next(iter(_lines(path)), "")
+    # v1 writes a huge number for "none"
+    return int(text) if text.isdigit() and int(text) < 1 << 62 else None
 
 
 def _room(group: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
-    limit, usage = (next(iter(_lines(group / name)), "") for name in (limit_name, usage_name))
-    if (
-        not (limit.isdigit() and usage.isdigit()) or int(limit) >= 1 << 62
-    ):  # v1 writes a huge number for "none"
+    limit, usage = _limit(group / limit_name), next(iter(_lines(group / usage_name)), "")
+    if limit is None or not usage.isdigit():
         return None
     stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
-    return max(0, int(limit) - int(usage) + int(stat.get(f"{prefix}inactive_file", 0)))
+    return max(0, limit - int(usage) + int(stat.get(f"{prefix}inactive_file", 0)))
 
 
 def _lines(path: Path) -> list[str]:

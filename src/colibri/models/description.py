@@ -9,7 +9,7 @@ from colibri.checkpoint.experts import ExpertIndex, index_experts
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
-from colibri.errors import UnsupportedModelError
+from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.formats import BF16, F16, F32, FloatFormat, Format
 from colibri.models.blueprint import Blueprint
 from colibri.nn.parameter import Parameter
@@ -62,7 +62,10 @@ class Description:
             CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, or left over;
                 named.
         """
-        blueprint = Blueprint.of(checkpoint.config)
+        try:
+            blueprint = Blueprint.of(checkpoint.config)
+        except (ConfigError, UnsupportedModelError) as error:
+            raise type(error)(f"{checkpoint.directory}: {error}") from None
         census = Census(Renaming(blueprint.family.rename).apply(checkpoint.tensors))
         dense = tuple(_dense(checkpoint, census, parameter) for parameter in blueprint.parameters())
         requests = blueprint.expert_layers()

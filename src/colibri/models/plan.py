@@ -25,6 +25,7 @@ _KV_SHARE = 0.25  # of what the dense part leaves, unless `kv_ram` says otherwis
 _ALLOWANCE = (
     24 << 20
 )  # growth of the process after it was measured: Python objects, reader stacks, page tables
+_JITTER = 1 << 20  # by which one start of the program differs from the next
 _MAPPING_SLACK = 3 * (2 << 20)  # dense, K/V and arena each may round up to one huge page
 
 
@@ -178,7 +179,7 @@ class _Planner:
         limit, wanted = self.config.max_position_embeddings, self.memory.context_length
         if wanted is not None and not 0 < wanted <= limit:
             raise SettingsError(
-                f"context_length = {wanted} is out of range; this model takes 1 to {limit}"
+                f"context_length = {wanted:,} is out of range; this model takes 1 to {limit:,}"
             )
         most = -(-(wanted or limit) // KV_BLOCK) * self.kv_block
         room = self.memory.kv_ram
@@ -212,17 +213,22 @@ class _Planner:
         total = sum(layer.num_experts for layer in self.experts.layers)
         number = math.ceil(wanted * total) if isinstance(wanted, float) else wanted
         least = sum(minimum_slots(self.experts, self.active))
+        if number > total:
+            raise SettingsError(
+                f"expert_slots = {wanted}, but this model has {total:,} experts: ask for at most "
+                f"{total}, or for 100%"
+            )
         if number < least:
             raise BudgetError(
                 f"expert_slots = {wanted} gives {number} slots, but one token needs {least} at a "
                 f"time; ask for at least {least} (of {total} experts)"
             )
-        return divide_slots(min(number, total), self.experts, self.active)
+        return divide_slots(number, self.experts, self.active)
 
     def _too_small(self, fixed: int, context: int, kv: int, slots: tuple[int, ...]) -> str:
         slots_bytes = slots_nbytes(self.experts, slots)
         needed = fixed + kv + slots_bytes
-        advice = [f"raise ram to at least {format_bytes_up(needed)}"]
+        advice = [f"raise ram to at least {format_bytes_up(needed + _JITTER)}"]
         for_kv = self.budget - fixed - slots_bytes
         if context > KV_BLOCK and for_kv >= self.kv_block:
             advice.append(f"set context_length to {for_kv // self.kv_block * KV_BLOCK} or less")

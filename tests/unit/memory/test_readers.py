@@ -75,7 +75,7 @@ def test_pieces_land_wherever_they_start(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["int4-g64", "int8-g32", "f32", "f16"])
+@pytest.mark.parametrize("name", ["int4-g64", "int8-g32", "mxfp4", "fp8-e4m3-b32", "f32", "f16"])
 def test_container_records_land_and_pass_their_checks(tmp_path: Path, kind: str, name: str) -> None:
     records = container_model(tmp_path, get_format(name), num_layers=2)
     with opened(records, kind) as store:
@@ -125,18 +125,39 @@ def test_a_weight_that_is_not_finite_is_named(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "place", "value"), [("int4-g64", 14, b"\x00\xfc"), ("mxfp4", 7, b"\xff")]
+)
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, kind: str, part: int) -> None:
-    records = container_model(tmp_path, get_format("int4-g64"))
+def test_a_scale_that_is_not_finite_is_named(
+    tmp_path: Path, kind: str, name: str, place: int, value: bytes, part: int
+) -> None:
+    records = container_model(tmp_path, get_format(name))
     layout = records.index.layers[0]
     last_panel = layout.parts[part].rows // 8 - 1
     start = layout.part_deltas[part] + last_panel * layout.parts[part].panel_stride
     unchecked = Records(replace(records.index, crc=None), records.parts)
-    damage(unchecked, 1, start + 14, b"\x00\xfc")
+    damage(unchecked, 1, start + place, value)
     with opened(unchecked, kind) as store:
         error = the_failure(store, 1, 1)
     assert isinstance(error, NumericsError)
     assert f"{layout.parts[part].name} of expert 1 of layer 1 holds a scale" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("place", "value"), [(3, b"\x7f"), (5, b"\xff"), (-2, b"\x80\x7f")])
+def test_fp8_codes_and_scales_are_looked_at(
+    tmp_path: Path, kind: str, place: int, value: bytes
+) -> None:
+    records = container_model(tmp_path, get_format("fp8-e4m3-b32"))
+    part = records.index.layers[0].parts[0]
+    nbytes = part.format.nbytes((part.rows, part.columns))
+    unchecked = Records(replace(records.index, crc=None), records.parts)
+    damage(unchecked, 1, place % nbytes, value)
+    with opened(unchecked, kind) as store:
+        error = the_failure(store, 1, 1)
+    assert isinstance(error, NumericsError)
+    assert "gate_proj of expert 1 of layer 1 holds a weight that is not finite" in str(error)
 
 
 @pytest.mark.parametrize("kind", KINDS)
