@@ -3,7 +3,8 @@
 
     python tools/make_checkpoint.py DIR --family olmoe [--shape NAME] [--format int4-g64] [--seed 0]
 
-Coded formats become a container, float formats a Hugging Face checkpoint.
+Coded formats become a container, float formats a Hugging Face checkpoint. A shape is a size: that
+of glm-5.2, whose own family Colibri does not run, is filled by a model of the default family.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ _EVERY_S = 0.25
 
 
 class _Ticker:
-    """Shows progress on stderr, at most four times a second."""
+    """Shows progress on a terminal, at most four times a second."""
 
     def __init__(self) -> None:
         self.began = self.shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        if not sys.stderr.isatty():
+            return
         if now - self.shown >= _EVERY_S or done == total:
             self.shown = now
             rate = format_bytes(done / max(now - self.began, 1e-9))
@@ -40,15 +43,26 @@ class _Ticker:
             print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
 
 
+def _line_end() -> str:
+    """What ends the line of the progress, where there is one."""
+    return "\n" if sys.stderr.isatty() else ""
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, help="where the checkpoint goes: new or empty")
     parser.add_argument("--family", help="default: that of the shape, else " + _DEFAULT_FAMILY)
-    parser.add_argument("--shape", default="demo", choices=shape_names())
+    parser.add_argument(
+        "--shape",
+        default="demo",
+        choices=shape_names(),
+        help="sizes of the model; default: demo. glm-5.2 is a model of that size of the default "
+        "family, not of its own",
+    )
     parser.add_argument("--format", default="int4-g64", choices=FORMATS, help="of the experts")
     parser.add_argument("--dense", default="bf16", choices=FORMATS, help="of dense matrices")
     parser.add_argument("--layers", type=int, help="instead of the shape's own number")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights; default: 0")
     parser.add_argument(
         "--spelling", choices=SPELLINGS, help="of float experts; default: as published"
     )
@@ -73,10 +87,11 @@ def main() -> int:
             progress=ticker,
         )
     except ColibriError as error:
-        print(f"\n{error}", file=sys.stderr)
+        print(f"{_line_end()}{error}", file=sys.stderr)
         return error.exit_code
     elapsed = format_seconds(time.monotonic() - ticker.began)
-    print(f"\n{args.directory}: {name}, {args.shape}, {args.format}, {elapsed}", file=sys.stderr)
+    made = f"{args.directory}: {name}, {args.shape}, {args.format}, {elapsed}"
+    print(f"{_line_end()}{made}", file=sys.stderr)
     return 0
 
 

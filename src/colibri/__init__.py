@@ -1,9 +1,9 @@
 """Colibri runs Mixture-of-Experts language models that are larger than the machine's memory.
 
-    from colibri import LLM
+from colibri import LLM
 
-    with LLM.open("my-model", expert_slots="25%") as llm:
-        print(llm.generate("The hummingbird is", max_tokens=8).text)
+with LLM.open("my-model", expert_slots="25%") as llm:
+print(llm.generate("The hummingbird is", max_tokens=8).text)
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from colibri.errors import SettingsError
 from colibri.memory.reader_config import ReaderConfig
 from colibri.units import parse_bytes
 
-# Whoever only declares flags must not wait for NumPy: what needs it is imported where it is used.
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is imported where used
     from colibri.kernels.api import Activations
     from colibri.memory.prefetch import PrefetchMode
     from colibri.models.plan import MemoryConfig
@@ -122,25 +121,22 @@ def one_of(*choices: str) -> Parse:
     return parse
 
 
-def parse_activations(value: object) -> Activations:
-    """Return how inputs are coded, by name."""
+def _parse_activations(value: object) -> Any:
     from colibri.kernels.api import Activations
 
     return Activations(one_of(*Activations)(value))
 
 
-def parse_eviction(value: object) -> str:
-    """Return the name of a policy."""
+def _parse_eviction(value: object) -> Any:
     from colibri.memory.policies import EVICTIONS
 
-    return cast(str, one_of(*EVICTIONS)(value))
+    return one_of(*EVICTIONS)(value)
 
 
-def parse_prefetch(value: object) -> str:
-    """Return the name of a mode of reading ahead."""
+def _parse_prefetch(value: object) -> Any:
     from colibri.memory.prefetch import PREFETCH_MODES
 
-    return cast(str, one_of(*PREFETCH_MODES)(value))
+    return one_of(*PREFETCH_MODES)(value)
 
 
 def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
@@ -190,7 +186,7 @@ class Settings:
     )
     activations: Activations | None = knob(  # noqa: RUF009
         None,
-        parse_activations,
+        _parse_activations,
         "CODE",
         "How inputs of integer-coded matrices are coded: float32, int16 or int8; by default int16, "
         "and float32 on the reference",
@@ -211,7 +207,7 @@ class Settings:
 
     eviction: Literal["mixed", "lru", "lfu"] = knob(
         "mixed",
-        parse_eviction,
+        _parse_eviction,
         "POLICY",
         "Which expert makes room for another: mixed (a forecast, or lru where that misses less), "
         "lru (least recently used) or lfu (least often used)",
@@ -231,7 +227,7 @@ class Settings:
     )
     prefetch: PrefetchMode = knob(  # noqa: RUF009
         "auto",
-        parse_prefetch,
+        _parse_prefetch,
         "MODE",
         "Whether experts that the next layers will probably want are read ahead: auto (where it is "
         "measured to pay), on or off",

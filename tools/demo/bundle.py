@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from colibri import LLM
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.verify import verify_container
-from colibri.cli.info import facts_of_model
+from colibri.cli.facts import facts_of_model
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from tools import atlas

@@ -152,7 +152,8 @@ def open_container(directory: Path) -> Container | None:
     if not (directory / MANIFEST).exists():
         if (directory / PROGRESS).exists():
             raise IncompleteModelError(
-                f"{directory}: a conversion that was not finished; run the same command again"
+                f"{directory}: a conversion that was not finished: run its `coli convert …` again, "
+                "or remove the directory"
             )
         return None
     manifest = Manifest.read(directory / MANIFEST)

@@ -87,14 +87,20 @@ class Progress:
         identity, files = saved.get("identity"), saved.get("files", {})
         if identity != self.identity:
             raise CheckpointError(
-                f"{self.directory}: an unfinished conversion of {shown(identity)}, not of"
-                f" {shown(self.identity)}; name an empty directory or remove it first"
+                f"{self.directory}: holds an unfinished conversion of {_in_words(identity)}; this "
+                f"one is of {_in_words(self.identity)}{self._same_words(identity)}: give the same "
+                "formats again, name an empty directory, or remove it first"
             )
         self.files = {name: about for name, about in files.items() if self._intact(name, about)}
         for leftover in self.directory.iterdir():
             ours = leftover.suffix == ".part" or FILE_NAME.fullmatch(leftover.name)
             if ours and leftover.name not in self.files:
                 leftover.unlink()
+
+    def _same_words(self, other: object) -> str:
+        """What tells two sources apart that have the same name and formats."""
+        same = _in_words(other) == _in_words(self.identity)
+        return ", whose files have changed since" if same else ""
 
     def _intact(self, name: str, about: Mapping[str, Any]) -> bool:
         path = self.directory / name
@@ -106,6 +112,15 @@ class Progress:
         value = {"identity": self.identity, "files": self.files}
         write_json(self.directory / PROGRESS, value)
         sync_directory(self.directory)
+
+
+def _in_words(identity: object) -> str:
+    """Source and formats of a conversion."""
+    source = identity.get("source") if isinstance(identity, dict) else None
+    if not isinstance(source, dict):
+        return "something else"
+    formats = ", ".join(f"{key} {shown(source[key])}" for key in source if key != "name")
+    return f"{shown(source.get('name'))}{f' ({formats})' if formats else ''}"
 
 
 def sync_directory(directory: Path) -> None:

@@ -20,10 +20,11 @@ from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
 from colibri.errors import (
+    CheckpointError,
     NumericsError,
     UnsupportedModelError,
 )
-from colibri.formats import Bytes, Format, Shape
+from colibri.formats import F32, Bytes, Format, Shape
 
 _COMPANIONS = (
     *("tokenizer*", "chat_template*", "generation_config.json", "special_tokens_map.json"),
@@ -120,10 +121,12 @@ def convert(
 
     Raises:
         CheckpointError: `destination` holds something else, or its disk is too small.
-        UnsupportedModelError: the experts are coded in a format other than `experts`.
+        UnsupportedModelError: the experts are coded in a format that is neither `experts`, nor
+            is that f32.
         NumericsError: a weight is not finite.
     """
     began = time.monotonic()
+    _require_directory(destination)
     layouts = [_target(layer, experts) for layer in index.layers]
     job = _Job(index, layouts, dense, progress)
     about = {
@@ -145,6 +148,14 @@ def convert(
         total_bytes=job.total_bytes,
         elapsed_s=time.monotonic() - began,
     )
+
+
+def _require_directory(destination: Path) -> None:
+    for path in (destination, *destination.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise CheckpointError(f"{path}: is a file: name a directory for the container")
+            return
 
 
 def companions(directory: Path) -> list[Path]:
@@ -236,10 +247,11 @@ def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> B
 
 
 def _require_exact(old: Format, new: Format, what: str) -> None:
-    if old.is_coded and old is not new:
+    """Codes may become f32, which holds every one of them."""
+    if old.is_coded and old is not new and new is not F32:
         raise UnsupportedModelError(
             f"{what} is {old.name} and would be rounded a second time to {new.name}; convert the"
-            " original checkpoint instead"
+            " original checkpoint instead, or keep the codes or widen them to f32"
         )
 
 

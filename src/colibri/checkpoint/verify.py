@@ -16,6 +16,7 @@ from colibri.errors import CheckpointError
 from colibri.formats import Bytes
 
 _PIECE_BYTES = 4 << 20
+_MOST_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,17 @@ def verify_container(
         progress: told bytes done and bytes in all.
 
     Raises:
-        CheckpointError: names the first file, and where it is one the expert, that is damaged.
+        CheckpointError: names the files, and where there are the experts, that are damaged.
     """
+    damages: list[str] = []
     files = container.manifest.files
     layers = {layer_file(layer): layer for layer in container.records}
     done, total = 0, sum(record.nbytes for record in files.values())
     for name, wanted in files.items():
+        known = len(damages)
         digest = hashlib.sha256()
         for piece in (
-            _checked(container, layers[name])
+            _checked(container, layers[name], damages)
             if name in layers
             else _plain(container.directory / name)
         ):
@@ -59,13 +62,25 @@ def verify_container(
             done += piece.nbytes
             if progress is not None:
                 progress(done, total)
-        if digest.hexdigest() != wanted.sha256:
-            raise CheckpointError(
+        if digest.hexdigest() != wanted.sha256 and len(damages) == known:
+            damages.append(
                 f"{container.directory / name}: wanted SHA-256 {wanted.sha256}, found"
-                f" {digest.hexdigest()}: the file is damaged; fetch it again or convert again"
+                f" {digest.hexdigest()}"
             )
+    if damages:
+        raise CheckpointError(_told(damages))
     records = sum(len(records) for records in container.records.values())
     return Verified(len(files), total, records)
+
+
+def _told(damages: list[str]) -> str:
+    """One damage in a line; of several the first, below one another."""
+    if len(damages) == 1:
+        return f"{damages[0]}: the file is damaged; fetch it again or convert again"
+    more = len(damages) - _MOST_TOLD
+    lines = [*damages[:_MOST_TOLD], *([f"and {more:,} more"] if more > 0 else [])]
+    head = f"{len(damages):,} damages; fetch these files again or convert again:"
+    return "\n  ".join([head, *lines])
 
 
 def _plain(path: Path) -> Iterator[Bytes]:
@@ -75,7 +90,7 @@ def _plain(path: Path) -> Iterator[Bytes]:
             yield np.frombuffer(piece, np.uint8)
 
 
-def _checked(container: Container, layer: int) -> Iterator[Bytes]:
+def _checked(container: Container, layer: int, damages: list[str]) -> Iterator[Bytes]:
     """A layer's file: its header, then record by record, each compared with its checksum."""
     path, specs = container.directory / layer_file(layer), container.records[layer]
     checksums = container.read_checksums(layer).tolist()
@@ -85,8 +100,8 @@ def _checked(container: Container, layer: int) -> Iterator[Bytes]:
             record = np.frombuffer(file.read(spec.nbytes), np.uint8)
             found = crc32c(record)
             if found != wanted:
-                raise CheckpointError(
+                damages.append(
                     f"{path}: layer {layer}, expert {expert}: wanted CRC-32C {wanted:08x}, found"
-                    f" {found:08x}: the file is damaged; fetch it again or convert again"
+                    f" {found:08x}"
                 )
             yield record

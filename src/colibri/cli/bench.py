@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from colibri.cli.options import with_settings
+from colibri.cli.commands import Command, new_app
+from colibri.cli.options import JSON, KERNELS, with_some
 from colibri.cli.progress import Reporter
 from colibri.errors import RequestError
 from colibri.formats import get_format
@@ -23,40 +24,58 @@ from colibri.lab.bench_kernels import bench_kernels
 from colibri.lab.envelope import NOT_A_MEASUREMENT, Envelope
 from colibri.settings import Settings, parse_size
 
-app = typer.Typer(
-    name="bench", help="Measure, and print the ceilings beside it.", no_args_is_help=True
-)
+app = new_app(name="bench", help="Measure, and print the ceilings beside it.", no_args_is_help=True)
+
+_CAPTION = """\
+GB/s: weights read. limit: GB/s over what the same threads read without computing. parts: time of
+the matrices one by one over time of the whole step. 90 %: interval of parts, else of limit.
+Gop/s: multiplications and additions. error: rms, over the exact rms. peer: its time over ours,
+with its own 90 % interval."""
 
 _LEAST_WIDTH = 120  # of the table: where a terminal is narrower, it breaks the lines
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-QUICKLY = Annotated[bool, typer.Option("--quick", help="Fewer cells, in about half a minute.")]
-OPERATION = Annotated[
-    list[str] | None, typer.Option("--op", help=f"One of {', '.join(OPS)}; by default all.")
+QUICKLY = Annotated[
+    bool, typer.Option("--quick", metavar="", help="Fewer cells, in about half a minute.")
 ]
-FORMAT = Annotated[list[str] | None, typer.Option("--format", help="Format of the weights.")]
+OPERATION = Annotated[
+    list[str] | None,
+    typer.Option("--op", metavar="NAME", help=f"One of {', '.join(OPS)}; by default all."),
+]
+FORMAT = Annotated[
+    list[str] | None, typer.Option("--format", metavar="NAME", help="Format of the weights.")
+]
 SHAPE = Annotated[
     list[str] | None,
-    typer.Option("--shape", help="A shape's name, or rows x columns such as 768x2048."),
+    typer.Option(
+        "--shape", metavar="NAME", help="A shape's name, or rows x columns such as 768x2048."
+    ),
 ]
-ROWS = Annotated[list[int] | None, typer.Option("--n", min=1, help="Rows of a matrix's input.")]
-PAIRS = Annotated[int | None, typer.Option("--pairs", min=1, help="Rounds of each figure.")]
+ROWS = Annotated[
+    list[int] | None,
+    typer.Option("--n", min=1, metavar="N", help="Rows of a matrix's input."),
+]
+PAIRS = Annotated[
+    int | None, typer.Option("--pairs", min=1, metavar="N", help="Rounds of each figure.")
+]
 WORKING_SET = Annotated[
     str | None,
     typer.Option("--working-set", metavar="SIZE", help="Distinct weights that are gone through."),
 ]
 POSITIONS = Annotated[
-    int | None, typer.Option("--positions", min=1, help="Context that attention looks back on.")
+    int | None,
+    typer.Option("--positions", min=1, metavar="N", help="Context that attention looks back on."),
 ]
 PEER = Annotated[
     Path | None,
     typer.Option("--peer", metavar="LIBGGML", help="Driver of ggml; see benchmarks/README.md."),
 ]
-STEPS = Annotated[int, typer.Option("--steps", min=1, help="Decode steps of each round.")]
+STEPS = Annotated[
+    int, typer.Option("--steps", min=1, metavar="N", help="Decode steps of each round.")
+]
 
 
-@app.command("kernels")
-@with_settings
+@app.command("kernels", cls=Command)
+@with_some(*KERNELS)
 def kernels(
     *,
     as_object: JSON = False,
@@ -93,11 +112,11 @@ def kernels(
     bench = replace(bench, **{name: value for name, value in given.items() if value})
     with Reporter() as reporter:
         envelope = bench_kernels(bench, settings, reporter)
-    _report(envelope, as_object, kernels_table(envelope))
+    _report(envelope, as_object, kernels_table(envelope), _CAPTION)
 
 
-@app.command("call")
-@with_settings
+@app.command("call", cls=Command)
+@with_some(*(name for name in Settings.names() if name != "route_trace"))
 def call(
     *, as_object: JSON = False, quick: QUICKLY = False, steps: STEPS = 32, settings: Settings
 ) -> None:
@@ -162,7 +181,7 @@ def call_table(envelope: Envelope) -> Table:
     return shown
 
 
-def _report(envelope: Envelope, as_object: bool, table: Table) -> None:
+def _report(envelope: Envelope, as_object: bool, table: Table, caption: str = "") -> None:
     """Print it; leave with 3 where it is not a measurement.
 
     Raises:
@@ -173,6 +192,8 @@ def _report(envelope: Envelope, as_object: bool, table: Table) -> None:
     else:
         console = Console(highlight=False, width=max(Console().width, _LEAST_WIDTH))
         console.print(table)
+        if caption:
+            console.print(caption, style="dim")
         limit = envelope.ceilings.get("dram_read_bytes_per_s")
         if limit is not None:
             console.print(f"limit: {limit / 1e9:.1f} GB/s, memory read by the same threads")

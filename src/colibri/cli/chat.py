@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,32 +14,40 @@ from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
 from colibri.cli.report import footer, say_notes
 from colibri.cli.run import show
-from colibri.engine.session import Session
 from colibri.errors import ColibriError, ContextLengthError
-from colibri.llm import LLM
 from colibri.settings import Settings
+
+if TYPE_CHECKING:
+    from colibri.engine.session import Session
+    from colibri.llm import LLM
 
 HELP = """\
 /help            this list
 /reset           begin a new conversation
 /system [TEXT]   begin a new conversation with this system message; without TEXT, with none
-/quit            leave (Ctrl-D does it too)
+/quit            leave (exit, quit and Ctrl-D do it too)
 Ctrl-C stops an answer. On a terminal, Alt-Enter begins a new line."""
 
 CONTINUATION = 100
 """Tokens of a reply of a model that has no chat template, where `--max-tokens` is not given."""
 
-SYSTEM = Annotated[str | None, typer.Option("--system", help="System message.")]
+LEAVE = ("/quit", "/exit", "exit", "quit")
+
+SYSTEM = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")]
 ReadLine = Callable[[], str]
 
 
 @with_settings
-@with_sampling
+@with_sampling(f"the rest of the context, and {CONTINUATION} without a chat template")
 def chat(system: SYSTEM = None, *, settings: Settings, sampling: dict[str, Any]) -> None:
     """Talk to a model."""
     with Reporter() as reporter:
+        reporter.opening(settings)
+        from colibri.llm import LLM
+
         llm = LLM.from_settings(settings, reporter)
         reporter.close()
+        say(f"{llm.prepared.directory.resolve().name} · /help lists commands, Ctrl-D leaves")
         with llm, llm.open_session() as session:
             if not llm.has_chat_template:
                 # It has no end of turn, and would go on to the end of the context.
@@ -79,7 +87,7 @@ class Conversation:
                 continue
             except EOFError:
                 return
-            if line.strip() == "/quit":
+            if line.strip() in LEAVE:
                 return
             self.handle(line)
 
@@ -90,9 +98,12 @@ class Conversation:
             say(HELP)
         elif word == "/reset":
             self.reset()
+            say("A new conversation begins.")
         elif word == "/system":
             self.system = rest.strip() or None
             self.reset()
+            what = "without a system message" if self.system is None else "with this system message"
+            say(f"A new conversation begins, {what}.")
         elif word.startswith("/"):
             say(f"There is no command {word}; /help lists them.")
         elif word:

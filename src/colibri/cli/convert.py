@@ -11,7 +11,7 @@ import typer
 
 from colibri.checkpoint.container_manifest import PROGRESS
 from colibri.checkpoint.convert import ConvertProgress, ConvertReport
-from colibri.cli.options import with_environment
+from colibri.cli.options import JSON, with_environment
 from colibri.cli.progress import Reporter
 from colibri.formats import FORMATS
 from colibri.models.convert import convert_model
@@ -34,7 +34,6 @@ DENSE = Annotated[
     str,
     typer.Option("--dense", metavar="FORMAT", help=f"Of dense matrices and embedding: {_WORDS}"),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @with_environment
@@ -69,7 +68,7 @@ def convert(
         except KeyboardInterrupt:
             reporter.close()
             if (destination / PROGRESS).exists():
-                print(resumable(destination), file=sys.stderr)
+                print(stopped(destination), file=sys.stderr)
             raise
     if as_object:
         print(json.dumps(as_json(report)))
@@ -77,11 +76,14 @@ def convert(
         print(summary(report), file=sys.stderr)
 
 
-def resumable(destination: Path) -> str:
+def stopped(destination: Path) -> str:
     """What to tell when a conversion is stopped."""
+    found = any(destination.glob("*.safetensors"))
+    what = f"what is finished is kept in {destination}" if found else "nothing was finished"
+    go_on = "go on" if found else "begin anew"
     return (
-        f"stopped; what is finished is kept in {destination}: "
-        "run the same command again to go on, or remove the directory"
+        f"stopped; {what}: run the same command again to {go_on}, or remove "
+        f"{'the directory' if found else destination}"
     )
 
 

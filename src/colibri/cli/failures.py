@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -18,8 +18,13 @@ PIPE_EXIT_CODE = 128 + 13  # as a shell reports a process that died of SIGPIPE
 
 
 @contextmanager
-def reported(debug: bool) -> Iterator[None]:
-    """Turn exceptions into exit codes; `debug` shows where they come from."""
+def reported(debug: bool, spell: Callable[[str], str] = str) -> Iterator[None]:
+    """Turn exceptions into exit codes.
+
+    Args:
+        debug: show where they come from.
+        spell: writes names in messages as they were typed.
+    """
     try:
         yield
     except (KeyboardInterrupt, Cancelled):
@@ -30,7 +35,7 @@ def reported(debug: bool) -> Iterator[None]:
         raise typer.Exit(PIPE_EXIT_CODE) from None
     except MemoryError as error:
         _trace(debug)
-        _say(f"error: out of memory ({error}): lower `ram`, or what was asked of it")
+        _say(spell(f"error: out of memory ({error}): lower `ram`, or what was asked of it"))
         raise typer.Exit(BudgetError.exit_code) from None
     except OSError as error:
         _trace(debug)
@@ -39,7 +44,7 @@ def reported(debug: bool) -> Iterator[None]:
         raise typer.Exit(OS_EXIT_CODE) from None
     except ColibriError as error:
         _trace(debug)
-        _say(f"error: {error}")
+        _say(f"error: {spell(str(error))}")
         raise typer.Exit(error.exit_code) from None
     except typer.Exit:
         raise

@@ -1,4 +1,4 @@
-"""The command line: `coli run | chat | info | plan | convert | verify | sim | bench`."""
+"""The command line: `coli run | chat | info | plan | convert | verify | sim | bench | mirror`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,9 @@ from typing import Annotated
 import typer
 
 import colibri
-from colibri.cli.bench import app as bench
-from colibri.cli.chat import chat
-from colibri.cli.convert import convert
-from colibri.cli.info import info
-from colibri.cli.mirror import app as mirror_app
-from colibri.cli.plan import plan
-from colibri.cli.run import run
-from colibri.cli.sim import sim
-from colibri.cli.verify import verify
+from colibri.cli.commands import LazyGroup, new_app
 
-app = typer.Typer(
-    name="coli",
-    help="Run Mixture-of-Experts language models that are larger than memory.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (run, chat, info, plan, convert, verify, sim):
-    app.command()(command)
-app.add_typer(bench)
-app.add_typer(mirror_app, name="mirror")
+app = new_app(name="coli", cls=LazyGroup, no_args_is_help=True)
 
 
 def show_version(wanted: bool) -> None:
@@ -43,7 +24,10 @@ def show_version(wanted: bool) -> None:
 
 
 VERSION = Annotated[
-    bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    bool,
+    typer.Option(
+        "--version", callback=show_version, is_eager=True, metavar="", help="Show the version."
+    ),
 ]
 
 

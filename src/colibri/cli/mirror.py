@@ -11,17 +11,21 @@ import typer
 
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.checkpoint.index import Checkpoint
-from colibri.cli.options import with_model
+from colibri.cli.commands import Command, new_app
+from colibri.cli.options import JSON, with_model
 from colibri.cli.progress import Reporter
 from colibri.errors import SettingsError
 from colibri.llm.heat_keeper import open_usage
-from colibri.llm.loading import find_model
+from colibri.llm.location import find_model
 from colibri.memory.staging import StagePlan, plan_stage, stage, verify_mirror
 from colibri.models.description import Description
 from colibri.settings import Settings, parse_size
 from colibri.units import format_bytes
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = new_app(
+    no_args_is_help=True,
+    help="Keep copies of experts on other drives, so that more than one drive is read at once.",
+)
 
 DIRECTORY = Annotated[
     Path, typer.Argument(metavar="DIR", help="Directory of the mirror, on another drive.")
@@ -35,10 +39,9 @@ BUDGET = Annotated[
 RESERVE = Annotated[
     str, typer.Option(metavar="SIZE", help="What stays free on the mirror's drive.")
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@app.command()
+@app.command(cls=Command)
 @with_model
 def plan(
     directory: DIRECTORY,
@@ -56,7 +59,7 @@ def plan(
         print(summary(directory, planned))
 
 
-@app.command(name="stage")
+@app.command(name="stage", cls=Command)
 @with_model
 def stage_command(
     directory: DIRECTORY,
@@ -82,10 +85,15 @@ def stage_command(
         )
 
 
-@app.command()
+@app.command(cls=Command)
 @with_model
 def verify(directory: DIRECTORY, *, as_object: JSON = False, settings: Settings) -> None:
     """Read every expert of a mirror and compare checksums."""
+    if not directory.is_dir():
+        raise SettingsError(
+            f"{directory}: there is no such directory: name a mirror, or make one with "
+            "`coli mirror stage`"
+        )
     index = _describe(settings).experts
     with Reporter() as reporter:
         title = f"checking {directory}"

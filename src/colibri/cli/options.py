@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
+from colibri.cli.commands import OTHER_PANEL
 from colibri.cli.failures import reported
+from colibri.cli.spelling import flag, speller
 from colibri.errors import SettingsError
 from colibri.llm.defaults import GenerationDefaults
-from colibri.llm.loading import uses_bundled
-from colibri.settings import Settings, flag_of, variable_of
+from colibri.llm.location import uses_bundled
+from colibri.settings import Settings, variable_of
 
 Command = Callable[..., None]
 
@@ -24,13 +27,15 @@ NOTICE = (
     "assistant (--model or COLIBRI_MODEL names another)"
 )
 
+JSON = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")]
+
 MODEL_ARGUMENT = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="Directory of the checkpoint.")
+    str | None, typer.Argument(metavar="MODEL", help="Directory of the checkpoint.")
 ]
 
-# Name -> type and help; the checks are those of `SamplingParams`.
+# Name -> type and help; each command ends that of `max_tokens`. Checks are `SamplingParams`'s.
 SAMPLING: Mapping[str, tuple[Any, str]] = {
-    "max_tokens": (int | None, "New tokens at most; by default the rest of the context."),
+    "max_tokens": (int | None, "New tokens at most; by default"),
     "temperature": (float | None, "0 always takes the most likely token."),
     "top_p": (float | None, "Keep the most likely tokens that reach this probability together."),
     "top_k": (int | None, "Keep this many of the most likely tokens; 0 keeps all."),
@@ -45,6 +50,20 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
 }
 
 
+KERNELS = ("threads", "activations", "kernels", "isa")
+READING = ("mirror", "reader_threads", "read_block", "cache_dir")
+MEMORY = ("ram", "expert_slots", "kv", "kv_ram", "context_length", "prefill_chunk")
+_COMMON = ("model", "ram", "expert_slots")
+
+
+_METAVARS: Mapping[Any, str] = {
+    int | None: "N",
+    float | None: "X",
+    list[str] | None: "TEXT",
+    list[int] | None: "ID",
+}
+
+
 def with_settings(function: Command) -> Command:
     """Give a command a flag for every setting, and report its failures.
 
@@ -52,6 +71,15 @@ def with_settings(function: Command) -> Command:
     argument too.
     """
     return _with_knobs(function, Settings.names())
+
+
+def with_some(*names: str) -> Callable[[Command], Command]:
+    """`with_settings` for a command that heeds no others than these."""
+
+    def decorate(function: Command) -> Command:
+        return _with_knobs(function, [name for name in Settings.names() if name in names])
+
+    return decorate
 
 
 def with_model(function: Command) -> Command:
@@ -66,33 +94,56 @@ def with_environment(function: Command) -> Command:
 
 def _with_knobs(function: Command, names: Sequence[str]) -> Command:
     parameters = _parameters(function)
-    own = [p for name, p in parameters.items() if name != "settings"]
-    flags = [_settings_flag(name) for name in names]
-    debug = _option("debug", bool, "Show where an error comes from.", default=False)
+    own = [_in_panel(p) for name, p in parameters.items() if name != "settings"]
+    common = [_settings_flag(name) for name in names if name in _COMMON]
+    flags = [_settings_flag(name) for name in names if name not in _COMMON]
+    debug = _option(
+        "debug", bool, "Show where an error comes from.", default=False, panel=OTHER_PANEL
+    )
 
     @wraps(function)
     def command(**values: Any) -> None:
-        with reported(values.pop("debug")):
-            # A flag that may be repeated is an empty list where it is not given.
-            given = {name: None if values[name] == [] else values[name] for name in names}
+        # A flag that may be repeated is an empty list where it is not given.
+        given = {name: None if values[name] == [] else values[name] for name in names}
+        flagged = [name for name, value in given.items() if value is not None]
+        spell = speller([*names, *SAMPLING], flagged)
+        with reported(values.pop("debug"), spell):
             values = {name: value for name, value in values.items() if name not in given}
             if "path" in values:
                 given["model"] = _one_model(values.pop("path"), given["model"])
-            settings = Settings.resolve(**given)
+            settings = Settings.resolve(None, flag, **given)
             if "settings" in parameters:
                 values["settings"] = settings
             if "model" in names and uses_bundled(settings):
                 print(NOTICE, file=sys.stderr, flush=True)
             function(**values)
 
-    return _with_signature(command, [*own, *flags, debug])
+    return _with_signature(command, [*common, *own, *flags, debug])
 
 
-def with_sampling(function: Command) -> Command:
-    """Give a command a flag for every sampling parameter; it takes them as `sampling`, a dict."""
+def with_sampling(rest: str) -> Callable[[Command], Command]:
+    """Give a command a flag for every sampling parameter; it takes them as `sampling`, a dict.
+
+    `rest` says how long a reply may be where `--max-tokens` is not given.
+    """
+
+    def decorate(function: Command) -> Command:
+        return _with_sampling(function, rest)
+
+    return decorate
+
+
+def _with_sampling(function: Command, rest: str) -> Command:
     own = [p for n, p in _parameters(function).items() if n != "sampling"]
     flags = [
-        _option(name, kind, help, default=False if kind is bool else None)
+        _option(
+            name,
+            kind,
+            f"{help} {rest}." if name == "max_tokens" else help,
+            default=False if kind is bool else None,
+            metavar=_METAVARS.get(kind),
+            panel="Sampling",
+        )
         for name, (kind, help) in SAMPLING.items()
     ]
 
@@ -112,12 +163,21 @@ def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
 
 
 def _with_signature(command: Command, parameters: list[inspect.Parameter]) -> Command:
-    """What typer looks at: signature and annotations."""
-    signature = inspect.Signature(parameters, return_annotation=None)
+    """What typer looks at: signature and annotations, of parameters in any order."""
+    by_name = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    signature = inspect.Signature(by_name, return_annotation=None)
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     del command.__wrapped__  # type: ignore[attr-defined]
     return command
+
+
+def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A command's own option, in a panel after the common settings."""
+    for about in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(about, OptionInfo) and about.rich_help_panel is None:
+            about.rich_help_panel = "This command"
+    return parameter
 
 
 def _settings_flag(name: str) -> inspect.Parameter:
@@ -129,7 +189,7 @@ def _settings_flag(name: str) -> inspect.Parameter:
         list[str] | None if repeated else str | None,
         f"{field.metadata['help']} ({variable_of(name)}).{shown}",
         metavar=field.metadata["metavar"],
-        panel="Settings",
+        panel="Common" if name in _COMMON else "Settings",
     )
 
 
@@ -142,9 +202,12 @@ def _option(
     metavar: str | None = None,
     panel: str | None = None,
 ) -> inspect.Parameter:
-    flag = flag_of("stop_id" if name == "stop_ids" else name)
     option = typer.Option(
-        flag, help=help, metavar=metavar, show_default=False, rich_help_panel=panel
+        *([flag(name), "-m"] if name == "model" else [flag(name)]),
+        help=help,
+        metavar="" if kind is bool else metavar,
+        show_default=False,
+        rich_help_panel=panel,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
-from colibri.cli.options import MODEL_ARGUMENT, with_settings
-from colibri.llm.loading import prepare
-from colibri.models.plan import Plan
+from colibri.cli.options import JSON, KERNELS, MEMORY, MODEL_ARGUMENT, with_some
+from colibri.cli.progress import Reporter
 from colibri.settings import Settings
 from colibri.units import format_bytes
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from colibri.models.plan import Plan
 
 
-@with_settings
+@with_some("model", *MEMORY, *KERNELS)
 def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Settings) -> None:
     """Show how the memory budget would be divided."""
-    prepared = prepare(settings)
+    with Reporter() as reporter:
+        reporter.opening(settings)
+        from colibri.llm.loading import prepare
+
+        prepared = prepare(settings)
     if as_object:
         print(json.dumps({"model": str(prepared.directory), **prepared.plan.as_dict()}))
         return
+    from rich.console import Console
+
     console = Console(highlight=False)
     console.print(table(prepared.plan))
     console.print(advice(prepared.plan), markup=False, soft_wrap=True)
@@ -32,6 +36,8 @@ def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
 
 def table(plan: Plan) -> Table:
     """One row a share, the budget below them."""
+    from rich.table import Table
+
     shown = Table("share", "size", show_footer=True, box=None, pad_edge=False)
     shown.columns[0].footer = "budget"
     shown.columns[1].footer = format_bytes(plan.budget_bytes)

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from colibri.settings import Settings
+
+if TYPE_CHECKING:  # the first word to the user comes before anything is imported
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+_ERASE_LINE = "\r\x1b[K"
 
 
 class Reporter:
     """Bars on a terminal, one line elsewhere. `close` clears the bars."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._given = console
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._first = False
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return self._given or Console(stderr=True, highlight=False)
+
+    def opening(self, settings: Settings) -> None:
+        """Tell a terminal at once what is going on, while the libraries are still imported."""
+        if sys.stderr.isatty():
+            print(f"opening {settings.model or 'the model'} …", end="", file=sys.stderr, flush=True)
+            self._first = True
+
+    def _clear_first(self) -> None:
+        if self._first:
+            print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
+            self._first = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that `done` of `total` are done in a stage."""
@@ -25,6 +50,9 @@ class Reporter:
             self._bars.update(self._tasks[stage], completed=done, total=total)
 
     def _begin(self, stage: str, total: int) -> None:
+        self._clear_first()
+        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
         if not self._console.is_terminal:
             if not self._tasks:
                 self._console.print(f"{stage} …", markup=False, soft_wrap=True)
@@ -53,6 +81,7 @@ class Reporter:
 
     def close(self) -> None:
         """Clear the bars; a later stage draws new ones."""
+        self._clear_first()
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from colibri.engine.metrics import Metrics
-from colibri.llm import LLM, Completion
 from colibri.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from colibri.engine.metrics import Metrics
+    from colibri.llm import LLM, Completion
 
 
 def footer(completion: Completion, totals: Metrics) -> str:

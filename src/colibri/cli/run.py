@@ -5,35 +5,48 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from colibri.cli.interrupt import interruptible
-from colibri.cli.options import with_sampling, with_settings
+from colibri.cli.options import JSON, with_sampling, with_settings
 from colibri.cli.progress import Reporter
 from colibri.cli.report import as_json, footer, say_notes
 from colibri.engine.request import FinishReason
 from colibri.errors import Cancelled, RequestError
-from colibri.llm import LLM, Completion, Stream
 from colibri.settings import Settings
 
+if TYPE_CHECKING:
+    from colibri.llm import LLM, Completion, Stream
+
+MAX_TOKENS = 256
+"""Tokens of a reply where `--max-tokens` is not given; fewer where the context ends before."""
+
 PROMPT = Annotated[
-    str | None, typer.Argument(metavar="[PROMPT]", help="By default what stdin brings.")
+    str | None, typer.Argument(metavar="PROMPT", help="By default what stdin brings.")
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 IDS = Annotated[
-    bool, typer.Option("--ids", help="The prompt is token ids, separated by blanks or commas.")
+    bool,
+    typer.Option(
+        "--ids", metavar="", help="The prompt is token ids, separated by blanks or commas."
+    ),
 ]
-CHAT = Annotated[bool, typer.Option("--chat", help="Ask through the checkpoint's chat template.")]
+CHAT = Annotated[
+    bool,
+    typer.Option("--chat", metavar="", help="Ask through the checkpoint's chat template."),
+]
 
 # Models may say anything, but they do not get to move cursors or rename windows.
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @with_settings
-@with_sampling
+@with_sampling(f"{MAX_TOKENS}, or what is left of the context")
 def run(
+    context: typer.Context,
     prompt: PROMPT = None,
     *,
     as_object: JSON = False,
@@ -43,8 +56,11 @@ def run(
     sampling: dict[str, Any],
 ) -> None:
     """Continue a prompt."""
-    text = read_prompt(prompt)
+    text = read_prompt(prompt, context.args, ids=ids)
     with Reporter() as reporter:
+        reporter.opening(settings)
+        from colibri.llm import LLM
+
         llm = LLM.from_settings(settings, reporter)
         with llm, interruptible() as cancelled:
             reporter.close()
@@ -60,19 +76,37 @@ def run(
         raise typer.Exit(Cancelled.exit_code)
 
 
-def read_prompt(prompt: str | None) -> str:
+def read_prompt(prompt: str | None, extra: Sequence[str] = (), *, ids: bool = False) -> str:
     """The argument, else all of stdin but its last line end, unless that is a terminal.
 
     Both are UTF-8 whatever the locale says.
 
     Raises:
-        RequestError: there is neither, or it is no text.
+        RequestError: there is neither, there are several, it is no text, or a model's directory.
     """
+    if prompt is not None and not ids and is_model(prompt):
+        rest = " ".join(extra) or "PROMPT"
+        raise RequestError(
+            f"'{prompt}' is a directory with a model: write `coli run --model {prompt} \"{rest}\"`"
+        )
+    if extra:
+        raise RequestError(
+            f"there are {1 + len(extra)} prompts, '{prompt}' and '{extra[0]}'"
+            f"{' and more' if len(extra) > 1 else ''}: put the prompt in quotes"
+        )
     if prompt is not None:
         return _decoded(os.fsencode(prompt), "the prompt")
     if sys.stdin is None or sys.stdin.isatty():
         raise RequestError("there is no prompt: give one as argument, or through stdin")
     return _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+
+
+def is_model(prompt: str) -> bool:
+    """Whether a prompt is the path of a checkpoint: a model named where a prompt belongs."""
+    try:
+        return (Path(prompt) / "config.json").is_file()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        return False
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -87,8 +121,13 @@ def start(llm: LLM, text: str, *, ids: bool, chat: bool, options: Any) -> Stream
     if ids and chat:
         raise RequestError("--ids and --chat exclude each other")
     if chat:
-        return llm.stream_chat([{"role": "user", "content": text}], **options)
-    return llm.stream(parse_ids(text) if ids else text, **options)
+        prompt = llm.encode_chat([{"role": "user", "content": text}])
+    else:
+        prompt = list(llm.encode(parse_ids(text) if ids else text))
+    if options.get("max_tokens") is None:
+        room = llm.plan().context_length - len(prompt)
+        options = {**options, "max_tokens": max(1, min(MAX_TOKENS, room))}
+    return llm.stream(prompt, **options)
 
 
 def parse_ids(text: str) -> list[int]:
@@ -97,10 +136,14 @@ def parse_ids(text: str) -> list[int]:
     Raises:
         RequestError: a word is no number.
     """
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError as error:
-        raise RequestError(f"--ids: {error}: write token ids, separated by blanks") from None
+    words = text.replace(",", " ").split()
+    for word in words:
+        if not word.isdecimal():
+            raise RequestError(
+                f"--ids: {word!r} is no token id: write token ids, which are whole numbers, "
+                "separated by blanks or commas"
+            )
+    return [int(word) for word in words]
 
 
 def finish(stream: Stream) -> Completion:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from colibri.cli.options import with_environment
+from colibri.cli.options import JSON, with_environment
 from colibri.errors import RequestError
 from colibri.lab.sim import POLICIES, Simulation, simulate
 from colibri.lab.trace import read_trace
@@ -40,11 +40,11 @@ STEPS = Annotated[
     Steps,
     typer.Option(
         "--steps",
+        metavar="token, pass",
         help="What is needed at once: a token's experts, as when decoding, or those of a whole "
         "pass, as it was computed.",
     ),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _WIDTH = 50
 _MARKS = {"random": "r", "lru": "L", "lfu": "F", "mixed": "M", "belady": "B"}
@@ -75,16 +75,21 @@ def parse_capacity(text: str, num_experts: int) -> int:
     """`25%` or `48` as a number of experts.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: it is neither, or more than there are.
     """
     try:
-        if text.endswith("%"):
-            return int(float(text[:-1]) / 100 * num_experts)
-        return int(text)
+        share = text.endswith("%")
+        number = int(float(text[:-1]) / 100 * num_experts) if share else int(text)
     except (ValueError, OverflowError):
         raise RequestError(
             f"--capacity is {text}: give a number of experts, or a share such as 25%"
         ) from None
+    if number > num_experts:
+        raise RequestError(
+            f"--capacity is {text}, but the model has {num_experts:,} experts: give at most "
+            f"{num_experts}, or 100%"
+        )
+    return number
 
 
 def table(found: Simulation) -> Table:

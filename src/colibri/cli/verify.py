@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from colibri.checkpoint.index import Checkpoint
-from colibri.checkpoint.verify import Verified, verify_container
-from colibri.cli.options import MODEL_ARGUMENT, with_model
+from colibri.cli.options import JSON, MODEL_ARGUMENT, with_model
 from colibri.cli.progress import Reporter
-from colibri.llm.loading import find_model
-from colibri.models.description import Description
+from colibri.llm.location import find_model
 from colibri.settings import Settings
 from colibri.units import format_bytes
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+if TYPE_CHECKING:
+    from colibri.checkpoint.verify import Verified
 
 
 @with_model
@@ -25,6 +21,11 @@ def verify(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Se
     """Check every file of a model: names, shapes and sizes, and contents where checksums exist."""
     directory = find_model(settings)
     with Reporter() as reporter:
+        reporter.opening(settings)
+        from colibri.checkpoint.index import Checkpoint
+        from colibri.checkpoint.verify import Verified, verify_container
+        from colibri.models.description import Description
+
         reporter(f"checking {directory}", 0, 1)
         checkpoint = Checkpoint.open(directory)
         Description.of(checkpoint)

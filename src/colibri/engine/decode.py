@@ -53,17 +53,23 @@ def decode(
 ROW_0 = np.zeros(1, np.int32)
 
 
-def tokens_allowed(prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
+def tokens_allowed(
+    prompt_tokens: int, max_tokens: int | None, context_length: int, most: int | None = None
+) -> int:
     """How many tokens the reply may have: `max_tokens`, by default the rest of the context.
+
+    `most` is the longest context that the model could have, where that is known.
 
     Raises:
         ContextLengthError: the prompt fills the context, or `max_tokens` does not fit behind it.
     """
     room = context_length - prompt_tokens
     if room < (1 if max_tokens is None else max_tokens):
-        asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
+        tokens = f"{prompt_tokens:,} token{'' if prompt_tokens == 1 else 's'}"
+        advice = f"ask for at most {room:,} (max_tokens)" if room > 0 else "shorten it"
+        if most is None or most > context_length:
+            advice += f", or raise context_length{f' (at most {most:,})' if most else ''}"
         raise ContextLengthError(
-            f"the prompt has {prompt_tokens} tokens{asked}, the context holds {context_length}: "
-            "shorten it, or raise context_length"
+            f"the prompt has {tokens}, the context holds {context_length:,}: {advice}"
         )
     return room if max_tokens is None else max_tokens

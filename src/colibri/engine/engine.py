@@ -36,6 +36,7 @@ class EngineLimits:
         prefill_chunk: prompt tokens in one pass.
         eos_ids: the model's own end-of-turn ids.
         ram_budget_bytes: for reports.
+        max_context_length: what `context_length` could be raised to; None where it is not known.
     """
 
     vocab_size: int
@@ -43,6 +44,7 @@ class EngineLimits:
     prefill_chunk: int
     eos_ids: frozenset[int] = frozenset()
     ram_budget_bytes: int = 0
+    max_context_length: int | None = None
 
 
 class Engine:
@@ -106,7 +108,10 @@ class Engine:
         """
         prompt = self.checked(ids)
         self.checked(params.stop_ids, "stop_ids")
-        allowed = tokens_allowed(len(prompt), params.max_tokens, self.limits.context_length)
+        limits = self.limits
+        allowed = tokens_allowed(
+            len(prompt), params.max_tokens, limits.context_length, limits.max_context_length
+        )
         eos_ids = frozenset[int]() if params.ignore_eos else self.limits.eos_ids
         params = replace(params, stop_ids=tuple(sorted(eos_ids.union(params.stop_ids))))
         if params.temperature > 0 and params.seed is None:
@@ -130,7 +135,7 @@ class Engine:
                     )
                 )
 
-        return Generation(run, params, len(prompt), self._counts, self._book)
+        return Generation(run, params, len(prompt), self._counts, self._book, self._memory)
 
     def logits(self, ids: Ids, *, routes: Routes | None = None) -> NDArray[np.float32]:
         """Teacher-forced logits `[T, V]` of `ids [T]`.
@@ -150,9 +155,12 @@ class Engine:
 
     def metrics(self) -> Metrics:
         """Everything since the start; the times are sums."""
+        return self._memory(replace(self._total, experts=self._counts()))
+
+    def _memory(self, metrics: Metrics) -> Metrics:
+        """The same with what the process occupies now."""
         return replace(
-            self._total,
-            experts=self._counts(),
+            metrics,
             rss_bytes=process_rss(),
             peak_rss_bytes=peak_rss(),
             ram_budget_bytes=self.limits.ram_budget_bytes,

@@ -31,6 +31,7 @@ class Generation:
         prompt_tokens: int,
         counts: Callable[[], ExpertCounts],
         done: Callable[[Metrics], None],
+        memory: Callable[[Metrics], Metrics] = lambda metrics: metrics,
     ) -> None:
         self.params = params
         self.prompt_tokens = prompt_tokens
@@ -43,7 +44,7 @@ class Generation:
         self._before: ExpertCounts | None = None
         self._experts = ExpertCounts()
         self._tokens = run(self)
-        self._done = done
+        self._done, self._memory = done, memory
         self._ended = False
 
     def begin(self, reused_tokens: int) -> None:
@@ -97,8 +98,8 @@ class Generation:
 
     @property
     def metrics(self) -> Metrics:
-        """What this reply cost; process-wide figures are left at 0."""
-        return Metrics(
+        """What this reply cost, and what memory the process has."""
+        own = Metrics(
             num_requests=1,
             prompt_tokens=self.prompt_tokens,
             reused_tokens=self.reused_tokens,
@@ -109,6 +110,7 @@ class Generation:
             decode_s=self._decode_s,
             experts=self._experts,
         )
+        return self._memory(own)
 
     def __enter__(self) -> Self:
         return self

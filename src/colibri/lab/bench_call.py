@@ -21,7 +21,8 @@ from colibri.lab.envelope import Envelope
 from colibri.lab.machine import OtherLoad, machine_facts
 from colibri.lab.pairs import LEAST_PAIRS
 from colibri.llm import LLM
-from colibri.llm.loading import LoadProgress, prepare, uses_bundled
+from colibri.llm.loading import LoadProgress, prepare
+from colibri.llm.location import uses_bundled
 from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config
 from colibri.models.registry import all_families

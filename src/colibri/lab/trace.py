@@ -81,21 +81,19 @@ def read_trace(path: Path) -> Trace:
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}: name a file of --route-trace") from None
     except UnicodeDecodeError:
-        raise RequestError(f"{path}: this is no text: name a file of --route-trace") from None
+        raise RequestError(_no_trace(path)) from None
 
 
 def _read(path: Path, lines: Iterator[str]) -> Trace:
-    head = _parsed(path, 1, next(lines, ""))
-    if not isinstance(head, dict) or head.get("route_trace") != FORMAT:
-        raise RequestError(
-            f'{path}: line 1: wanted {{"route_trace": {FORMAT}, …}}: name a file of --route-trace'
-        )
+    head = _head(path, next(lines, ""))
     try:
         layers = [int(layer) for layer in head["layers"]]
         sizes = int(head["num_experts"]), int(head["num_experts_per_tok"])
         record_bytes = int(head.get("record_bytes", 0))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"{path}: line 1: {error}: make the trace anew") from None
+    except (KeyError, TypeError, ValueError):
+        raise RequestError(
+            f"{path}: line 1 lacks layers, num_experts or num_experts_per_tok: make the trace anew"
+        ) from None
     position = {layer: row for row, layer in enumerate(layers)}
     rows = [
         _row(path, number, _parsed(path, number, line), position, sizes)
@@ -115,6 +113,25 @@ def _read(path: Path, lines: Iterator[str]) -> Trace:
         ids=np.array([row[4] for row in rows], np.int32),
         weights=np.array([row[5] for row in rows], np.float32),
     )
+
+
+def _head(path: Path, line: str) -> dict[str, Any]:
+    """The first line, which says what the others are."""
+    try:
+        head = json.loads(line)
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or "route_trace" not in head:
+        raise RequestError(_no_trace(path))
+    if head["route_trace"] != FORMAT:
+        raise RequestError(
+            f"{path}: is a route trace of another form than this release writes: make it anew"
+        )
+    return head
+
+
+def _no_trace(path: Path) -> str:
+    return f"{path}: is no route trace (written by --route-trace): name one"
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:

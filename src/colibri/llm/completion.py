@@ -40,7 +40,7 @@ class Completion:
         prompt_tokens: ids of the prompt.
         completion_tokens: `len(token_ids)`.
         params: what held for it: every value filled in, the seed that was drawn, all stop ids.
-        metrics: times and expert traffic of this reply alone.
+        metrics: times and expert traffic of this reply alone; memory is that of the process.
     """
 
     text: str | None

@@ -50,6 +50,7 @@ class LLM:
             prefill_chunk=prepared.plan.prefill_chunk,
             eos_ids=prepared.eos_ids,
             ram_budget_bytes=prepared.plan.budget_bytes,
+            max_context_length=prepared.config.max_position_embeddings,
         )
         runner = model if route_trace is None else TracedModel(model, route_trace)
         self._engine = Engine(runner, model.kv.open_state, _counts_of(model), limits)
@@ -90,6 +91,14 @@ class LLM:
     def settings(self) -> Settings:
         """What it was opened with."""
         return self.prepared.settings
+
+    def __repr__(self) -> str:
+        prepared, plan = self.prepared, self.prepared.plan
+        closed = "closed, " if self._model is None else ""
+        return (
+            f"<LLM {prepared.directory}: {closed}{plan.num_slots:,} of {plan.num_experts:,} "
+            f"experts in memory, context {plan.context_length:,}, {prepared.kernels.name} kernels>"
+        )
 
     @property
     def has_chat_template(self) -> bool:

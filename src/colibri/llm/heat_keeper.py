@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 
+from colibri.errors import CheckpointError
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.usage import Usage
 from colibri.memory.verdicts import Verdicts
@@ -29,8 +30,15 @@ def open_verdicts(description: Description, num_slots: int) -> Verdicts:
 
 def _identity(description: Description) -> str:
     """A name for the model that stays when its folder moves, and changes when its files do."""
-    config = (description.checkpoint.directory / "config.json").read_bytes()
-    sizes = sorted((path.name, path.stat().st_size) for path in description.experts.files)
+    path = description.checkpoint.directory / "config.json"
+    try:
+        config = path.read_bytes()
+        sizes = sorted((file.name, file.stat().st_size) for file in description.experts.files)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename}: it was there a moment ago and cannot be read now "
+            f"({error.strerror}): leave the model in place while it is opened"
+        ) from None
     family = description.blueprint.family.model_type
     return f"{family} {zlib.crc32(repr(sizes).encode(), zlib.crc32(config)):08x}"
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from colibri import kernels as kernel_library
 from colibri.checkpoint.index import Checkpoint
-from colibri.errors import SettingsError
+from colibri.errors import BudgetError, NativeLibraryError, SettingsError
 from colibri.kernels.api import Activations, Kernels
+from colibri.kernels.cpus import affinity_cpus
 from colibri.llm.defaults import GenerationDefaults, token_ids
 from colibri.llm.heat_keeper import HeatKeeper, open_usage, open_verdicts
+from colibri.llm.location import find_model, uses_bundled
 from colibri.llm.route_trace import RouteTrace
-from colibri.memory.budget import malloc_trim, process_rss
+from colibri.memory.budget import machine_bytes, malloc_trim, process_rss
 from colibri.models.config import BaseConfig
 from colibri.models.description import Description
 from colibri.models.loader import load_model
@@ -21,9 +25,11 @@ from colibri.models.model import Model
 from colibri.models.plan import Plan, plan_model
 from colibri.settings import Settings
 from colibri.text import ChatTemplate, Tokenizer
+from colibri.units import format_bytes
 
-BUNDLED = Path(__file__).parents[1] / "bundled"
 LoadProgress = Callable[[str, int, int], None]  # stage, done, total
+_THREADS_A_CPU = 4  # more are a mistake, not a choice
+_log = logging.getLogger("colibri")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +101,6 @@ class Prepared:
         )
 
 
-def uses_bundled(settings: Settings) -> bool:
-    """Whether no model is named and one came with the package."""
-    return settings.model is None and (BUNDLED / "config.json").is_file()
-
-
-def find_model(settings: Settings) -> Path:
-    """The checkpoint that the settings name, else the one that comes with the package.
-
-    Raises:
-        SettingsError: none is named and none came along.
-    """
-    if settings.model is not None:
-        return Path(settings.model)
-    if uses_bundled(settings):
-        return BUNDLED
-    raise SettingsError(
-        "no model is named, and none came with this installation: name a checkpoint's directory "
-        "(--model, or COLIBRI_MODEL), or make one with `python tools/make_checkpoint.py my-model`"
-    )
-
-
 def prepare(settings: Settings) -> Prepared:
     """Read everything but weights, then plan.
 
@@ -125,6 +110,7 @@ def prepare(settings: Settings) -> Prepared:
     Raises:
         CheckpointError, TextError, SettingsError, BudgetError: as their layers raise them.
     """
+    _check_ram(settings.ram)
     directory = find_model(settings)
     description = Description.of(Checkpoint.open(directory))
     tokenizer = Tokenizer.load(directory)
@@ -155,6 +141,7 @@ def open_model(settings: Settings, progress: LoadProgress | None = None) -> Open
         progress(stage, 0, 1)
         prepared = prepare(settings)
         progress(stage, 1, 1)
+    _warn(prepared)
     route_trace = prepared.route_trace()
     model, heat = prepared.load(progress)
     return Opened(prepared, model, heat, route_trace)
@@ -165,8 +152,15 @@ def make_kernels(settings: Settings) -> Kernels:
 
     Raises:
         NativeLibraryError: native ones were asked for and are not there.
-        SettingsError: the kernels there are do not code activations as asked.
+        SettingsError: the kernels there do not code activations as asked, or there are far more
+            threads than CPUs.
     """
+    _check_threads(settings.threads)
+    why = kernel_library.why_reference() if settings.kernels == "native" else None
+    if why is not None:
+        raise NativeLibraryError(
+            f"native kernels were asked for, but this installation has none: {why}"
+        )
     wanted = settings.activations
     coding = wanted or Activations.INT16
     made = kernel_library.make_kernels(settings.kernels, settings.threads, coding, settings.isa)
@@ -176,3 +170,40 @@ def make_kernels(settings: Settings) -> Kernels:
             f"{made.activations}: leave it out, or use native kernels"
         )
     return made
+
+
+def _check_ram(ram: int | None) -> None:
+    most = None if ram is None else machine_bytes()
+    if ram is not None and most is not None and ram > most:
+        raise BudgetError(
+            f"ram is {format_bytes(ram)}, but this machine has {format_bytes(most)}: ask for less, "
+            "or leave it out to use what is free"
+        )
+
+
+def _check_threads(threads: int | None) -> None:
+    cpus = affinity_cpus()
+    if threads is not None and threads > _THREADS_A_CPU * cpus:
+        raise SettingsError(
+            f"threads is {threads}, but this process may use {cpus} CPU{'' if cpus == 1 else 's'}: "
+            f"ask for at most {_THREADS_A_CPU * cpus}, or leave it out to use every CPU once"
+        )
+
+
+def _warn(prepared: Prepared) -> None:
+    """Say what makes a model slow that is about to be loaded."""
+    settings, kernels, cpus = prepared.settings, prepared.kernels, affinity_cpus()
+    why = kernel_library.why_reference()
+    if settings.kernels == "auto" and why is not None:
+        _log.warning("running on the slow NumPy reference: %s", why)
+    if settings.cache_dir is not None and not _is_writable(Path(settings.cache_dir)):
+        _log.warning("%s cannot be written: measurements are not kept", settings.cache_dir)
+    threads = settings.threads or 0
+    if threads > cpus and kernels.name == "native":
+        _log.warning("%d threads share %d CPUs: more threads than CPUs are slower", threads, cpus)
+
+
+def _is_writable(directory: Path) -> bool:
+    """Whether a directory can be written, or made where it is not there."""
+    place = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return place.is_dir() and os.access(place, os.W_OK)

@@ -95,3 +95,12 @@ def test_ctrl_c_twice_drops_the_answer_not_the_conversation(coli: Coli) -> None:
     assert result.exit_code == 0
     assert result.stdout.endswith("1\n")
     assert "interrupted" in result.stderr
+
+
+def test_it_says_how_to_leave_and_confirms(coli: Coli) -> None:
+    coli.prepare = echo
+    result = coli("chat", stdin="/reset\n/system be kind\n/system\nhi\nquit\nhi\n")
+    assert f"{coli.directory.name} · /help lists commands, Ctrl-D leaves" in result.stderr
+    assert result.stderr.count("A new conversation begins") == 3
+    assert result.stdout == "1\n"
+    assert coli("chat", stdin="exit\nhi\n").stdout == ""

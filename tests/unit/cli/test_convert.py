@@ -99,7 +99,7 @@ def test_a_stopped_conversion_goes_on(
         assert "Traceback" not in result.stderr
     opened = coli("run", "--ids", "1", "--model", made)
     assert opened.exit_code == 3
-    assert "run the same command again" in opened.stderr
+    assert "run its `coli convert …` again" in opened.stderr
 
     again = coli("convert", tiny_source, made, "--json")
     assert again.exit_code == 0, again.stderr
@@ -180,3 +180,52 @@ def test_verify_says_what_it_cannot_check(tiny_source: Path) -> None:
     result = coli("verify", tiny_source)
     assert result.exit_code == 0
     assert "contents were not checked" in result.stderr
+
+
+def test_codes_widen_to_f32(tiny_source: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert coli("convert", tiny_source, first, "--experts", "int4-g64").exit_code == 0
+    widened = coli("convert", first, second, "--experts", "f32")
+    assert widened.exit_code == 0, widened.stderr
+    assert coli("verify", second).exit_code == 0
+    assert "f32" in json.loads(coli("info", second, "--json").stdout)["formats"]
+
+
+def test_a_destination_that_is_a_file(tiny_source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for destination in (file, file / "below"):
+        result = coli("convert", tiny_source, destination)
+        assert result.exit_code == 3
+        assert f"{file}: is a file: name a directory" in result.stderr
+
+
+def test_resuming_with_another_format_is_told_in_words(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    assert stopped(1, signal.SIGINT, str(tiny_source), str(made)).returncode == 130
+    result = coli("convert", tiny_source, made, "--experts", "int8-g64")
+    assert result.exit_code == 3
+    assert "holds an unfinished conversion of" in result.stderr
+    assert "{" not in result.stderr
+    for name in ("int4-g64", "int8-g64"):
+        assert f"experts '{name}'" in result.stderr
+
+
+def test_what_is_kept_is_not_said_of_nothing(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    result = stopped(1, signal.SIGINT, str(tiny_source), str(made))
+    assert "stopped; nothing was finished" in result.stderr
+
+
+def test_verify_lists_everything_that_is_damaged(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    assert coli("convert", tiny_source, made).exit_code == 0
+    damaged = sorted(made.glob("experts-*"))
+    for path in damaged:
+        data = bytearray(path.read_bytes())
+        data[-5000] ^= 4
+        path.write_bytes(data)
+    result = coli("verify", made)
+    assert result.exit_code == 3
+    assert f"{len(damaged)} damages" in result.stderr
+    assert all(f"{path}: layer" in result.stderr for path in damaged)

@@ -42,6 +42,8 @@ def test_failures_are_told(coli: Coli, tiny: Path, tmp_path: Path) -> None:
     for arguments, code, message in (
         (("plan", str(tmp_path), "--budget", "much"), 2, "--budget is 'much'"),
         (("verify", str(tmp_path)), 3, "is missing and there is no colibri-mirror.json"),
+        (("plan", str(tmp_path), "--budget", "1"), 2, "did you mean 1GiB?"),
+        (("verify", str(tmp_path / "none")), 2, "there is no such directory: name a mirror"),
         (("stage", str(tiny)), 3, "it is no partial mirror"),
     ):
         result = coli("mirror", *arguments, *model)

@@ -1,6 +1,7 @@
 """Commands over a real checkpoint, in this process."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,16 @@ def test_no_such_model(command: str) -> None:
     ("arguments", "code", "message"),
     [
         (["hi", "--ram", "20MB"], 4, "too small by"),
-        (["hi", "--max-tokens", "1000000"], 2, "max_tokens is 1000000, the context holds"),
-        (["hi", "--context-length", "1000000"], 2, "context_length = 1000000"),
-        (["hi", "--kernels", "reference", "--activations", "int8"], 2, "activations is int8"),
+        (["hi", "--max-tokens", "1000000"], 2, "(--max-tokens)"),
+        (["hi", "--context-length", "1000000"], 2, "--context-length = 1,000,000"),
+        (["hi", "--kernels", "reference", "--activations", "int8"], 2, "--activations is int8"),
         ([""], 2, "the prompt is empty"),
+        (["hi", "--ram", "900TiB"], 4, "--ram is 900.0 TiB, but this machine has"),
+        (["hi", "--expert-slots", "9999"], 2, "--expert-slots = 9999, but this model has"),
+        (["hi", "--threads", "99999"], 2, "--threads is 99999, but this process may use"),
+        (["hi", "--ram", "8"], 2, "did you mean 8GiB?"),
+        (["two", "words"], 2, "put the prompt in quotes"),
+        (["--ids", "one"], 2, "--ids: 'one' is no token id"),
     ],
 )
 def test_refusals_of_run(tiny: Path, arguments: list[str], code: int, message: str) -> None:
@@ -79,3 +86,46 @@ def test_refusals_of_run(tiny: Path, arguments: list[str], code: int, message: s
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_model_in_the_place_of_the_prompt(tiny: Path) -> None:
+    result = coli("run", str(tiny), "hi", "you")
+    assert result.exit_code == 2
+    assert f'write `coli run --model {tiny} "hi you"`' in result.stderr
+
+
+def test_names_are_spelled_as_they_were_given(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLIBRI_EXPERT_SLOTS", "9999")
+    by_variable = coli("plan", str(tiny))
+    assert "COLIBRI_EXPERT_SLOTS = 9999" in by_variable.stderr
+    by_flag = coli("plan", str(tiny), "--expert-slots", "9998")
+    assert "--expert-slots = 9998" in by_flag.stderr
+
+
+def test_following_the_advice_on_memory_works(tiny: Path) -> None:
+    refused = coli("plan", str(tiny), "--ram", "20MB").stderr
+    found = re.search(r"raise --ram to at least ([\d.]+) (\w+)", refused)
+    assert found is not None, refused
+    assert coli("plan", str(tiny), "--ram", "".join(found.groups())).exit_code == 0
+
+
+def test_an_unknown_family_names_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "none"}')
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    result = coli("info", str(tmp_path))
+    assert result.exit_code == 3
+    assert f"{tmp_path}: config.json: model_type 'none' is unknown" in result.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_told_once(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    flags = ("--model", str(tiny), "--max-tokens", "1", "--cache-dir", str(file / "x"))
+    assert coli("run", "hi", *flags).exit_code == 0
+    assert [m for m in caplog.messages if "measurements are not kept" in m] == [
+        f"{file}/x cannot be written: measurements are not kept"
+    ]

@@ -1,10 +1,18 @@
+import io
 import json
 import os
+import re
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
+from colibri.cli.progress import Reporter
+from colibri.cli.run import show
 from colibri.engine.request import SamplingParams
+from colibri.llm import Chunk
 from colibri.settings import Settings
 from tests.unit.cli.conftest import Coli
 from tests.unit.llm.fakes import EOS, FakeModel
@@ -98,16 +106,70 @@ def test_every_sampling_parameter_has_a_flag(coli: Coli, command: str) -> None:
     assert [name for name in names if f"--{name.replace('_', '-')} " not in text] == []
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "info", "plan"])
+@pytest.mark.parametrize("command", ["run", "chat"])
 def test_every_setting_has_a_flag(coli: Coli, command: str) -> None:
     text = coli(command, "--help").stdout
     assert [n for n in Settings.names() if f"--{n.replace('_', '-')} " not in text] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "there", "missing"),
+    [
+        (["info"], ["--model", "--isa", "--mirror"], ["--ram", "--eviction"]),
+        (["plan"], ["--model", "--ram", "--threads"], ["--mirror", "--heat"]),
+        (["verify"], ["--model"], ["--ram", "--threads"]),
+        (["bench", "kernels"], ["--threads", "--isa"], ["--model", "--ram", "--kv"]),
+    ],
+)
+def test_a_command_has_the_settings_it_heeds(
+    coli: Coli, command: list[str], there: list[str], missing: list[str]
+) -> None:
+    flags = set(re.findall(r"--[a-z-]+", coli(*command, "--help").stdout))
+    assert flags >= set(there)
+    assert flags & set(missing) == set()
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["chat"], ["info"], ["convert"], ["bench", "kernels"]]
+)
+def test_help_shows_no_types_of_python(coli: Coli, command: list[str]) -> None:
+    assert re.findall(r"<\w+", coli(*command, "--help").stdout) == []
+
+
+def test_a_reply_ends_after_256_tokens_unless_it_is_told_otherwise(coli: Coli) -> None:
+    coli.context_length = 1000
+    assert len(json.loads(coli("run", "hi", "--json", "--ignore-eos").stdout)["token_ids"]) == 256
+    coli.context_length = 100
+    assert len(json.loads(coli("run", "hi", "--json", "--ignore-eos").stdout)["token_ids"]) == 98
+
+
+def test_a_model_does_not_move_the_cursor_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    class Reply:
+        completion = None
+
+        def __enter__(self) -> "Reply":
+            return self
+
+        def __iter__(self) -> Iterator[Chunk]:
+            return iter([Chunk("a\x1b[2J\n", (1,)), Chunk("\t\x07\x7f\x9b\r", (2,))])
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    show(cast(Any, Reply()), Reporter())
+    assert out.getvalue() == "a\ufffd[2J\n\t" + "\ufffd" * 4 + "\n"
+
+
 def test_bad_values_are_told_before_the_model_is_opened(coli: Coli) -> None:
     result = coli("run", "hi", "--top-p", "7")
     assert (result.exit_code, coli.settings) == (2, None)
-    assert result.stderr == "coli: error: top_p is 7.0: it must be at least 0 and at most 1\n"
+    assert result.stderr == "coli: error: --top-p is 7.0: it must be at least 0 and at most 1\n"
 
 
 def interrupt_in_pass(number: int, model: FakeModel) -> None:

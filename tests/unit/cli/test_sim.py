@@ -55,6 +55,8 @@ def test_the_whole_passes(trace: Path) -> None:
     [
         (["nowhere"], "nowhere: No such file or directory: name a file of --route-trace"),
         (["TRACE", "--capacity", "few"], "--capacity is few: give a number of experts"),
+        (["TRACE", "--capacity", "900%"], "--capacity is 900%, but the model has"),
+        ([__file__], "is no route trace (written by --route-trace)"),
         (["TRACE", "--capacity", "1"], "experts are needed at once"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colibri.engine.decode import tokens_allowed
 from colibri.engine.engine import Engine
 from colibri.engine.request import FinishReason, SamplingParams
 from colibri.errors import ContextLengthError, RequestError
@@ -70,10 +71,20 @@ def test_what_does_not_fit_is_refused_with_numbers(
     model: CounterModel, length: int, max_tokens: int | None
 ) -> None:
     engine = make_engine(model, context_length=64)
-    with pytest.raises(ContextLengthError, match=rf"{length} tokens.* holds 64") as error:
+    with pytest.raises(ContextLengthError, match=rf"has {length} tokens?, .* holds 64") as error:
         engine.generate([0] * length, SamplingParams(max_tokens=max_tokens))
-    assert max_tokens is None or f"max_tokens is {max_tokens}" in str(error.value)
+    advice = f"ask for at most {64 - length} (max_tokens)" if length < 64 else "shorten it"
+    assert advice in str(error.value)
     assert model.passes == []
+
+
+@pytest.mark.parametrize(("most", "advised"), [(None, True), (64, False), (65, True)])
+def test_a_longer_context_is_advised_where_the_model_allows_it(
+    most: int | None, advised: bool
+) -> None:
+    with pytest.raises(ContextLengthError) as error:
+        tokens_allowed(2, 100, 64, most)
+    assert ("raise context_length" in str(error.value)) is advised
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(63, None), (63, 1), (64, 0), (60, 4)])

@@ -106,12 +106,15 @@ def make_llm(
 ) -> tuple[LLM, FakeModel]:
     """An LLM over whatever text files the directory holds."""
     tokenizer = Tokenizer.load(directory)
-    config = SimpleNamespace(vocab_size=VOCAB, eos_token_id=eos_token_id)
+    config = SimpleNamespace(
+        vocab_size=VOCAB, eos_token_id=eos_token_id, max_position_embeddings=context_length
+    )
     plan = SimpleNamespace(
         context_length=context_length,
         prefill_chunk=prefill_chunk,
         budget_bytes=2**40,
         num_slots=8,
+        num_experts=16,
         kv_format="f32",
     )
     prepared = Prepared(

@@ -1,6 +1,7 @@
 """The facade over a real checkpoint: what only holds when all layers work together."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 from colibri import LLM
-from colibri.errors import TextError
+from colibri.checkpoint.index import Checkpoint
+from colibri.errors import CheckpointError, NativeLibraryError, SettingsError, TextError
+from colibri.llm.heat_keeper import open_usage
+from colibri.models.description import Description
 
 PROMPT = [17, 200, 3, 88, 45, 45, 9, 120, 33, 7]
 
@@ -93,3 +97,41 @@ def test_the_model_may_come_from_the_environment(
         assert llm.generate("hi", max_tokens=1).completion_tokens == 1
     assert stages[0] == f"opening {tiny}"
     assert len(set(stages)) > 1
+
+
+def test_the_slow_reference_is_told_once_when_a_model_is_opened(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("colibri.kernels.library.unavailable_reason", lambda: "no C compiler")
+    with LLM.open(tiny) as llm:
+        llm.generate([1], max_tokens=1)
+    assert caplog.messages == ["running on the slow NumPy reference: no C compiler"]
+    with pytest.raises(NativeLibraryError, match="this installation has none: no C compiler"):
+        LLM.open(tiny, kernels="native")
+
+
+def test_more_threads_than_cpus_are_told(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("colibri.llm.loading.affinity_cpus", lambda: 1)
+    with LLM.open(tiny, threads=2) as llm:
+        assert "native" not in repr(llm) or "2 threads share 1 CPUs" in caplog.text
+    with pytest.raises(SettingsError, match="may use 1 CPU: ask for at most 4"):
+        LLM.open(tiny, threads=5)
+
+
+def test_it_describes_itself_and_memory_is_in_its_metrics(tiny: Path) -> None:
+    with LLM.open(tiny, expert_slots="100%") as llm:
+        slots = llm.plan().num_slots
+        assert f"{slots} of {slots} experts in memory" in repr(llm)
+        own = llm.generate([1], max_tokens=1).metrics
+        assert 0 < own.rss_bytes <= own.peak_rss_bytes
+        assert own.ram_budget_bytes == llm.plan().budget_bytes
+    assert "closed" in repr(llm)
+
+
+def test_a_model_that_vanishes_while_it_is_opened(tiny: Path) -> None:
+    description = Description.of(Checkpoint.open(tiny))
+    gone = replace(description.checkpoint, directory=tiny / "gone")
+    with pytest.raises(CheckpointError, match="leave the model in place"):
+        open_usage(replace(description, checkpoint=gone))

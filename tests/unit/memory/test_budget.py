@@ -7,7 +7,7 @@ import pytest
 
 from colibri.memory import budget
 from colibri.memory.budget import available_bytes, peak_rss, process_rss, usable_bytes
-from colibri.memory.system import cgroup_room, kilobyte_fields
+from colibri.memory.system import cgroup_limit, cgroup_room, kilobyte_fields
 
 MIB = 1 << 20
 
@@ -31,6 +31,7 @@ def test_version_2_tightest_group_counts(tmp_path: Path) -> None:
     v2_group(tmp_path, "/a", "1000", 700, 200)
     v2_group(tmp_path, "", "9000", 700, 0)
     assert cgroup_room(tmp_path) == 500
+    assert cgroup_limit(tmp_path) == 1000
 
 
 def test_version_2_in_a_container(tmp_path: Path) -> None:
@@ -46,6 +47,7 @@ def test_version_1(tmp_path: Path) -> None:
     write(tmp_path, f"{group}/memory.usage_in_bytes", "2500\n")
     write(tmp_path, f"{group}/memory.stat", "inactive_file 1\ntotal_inactive_file 600\n")
     assert cgroup_room(tmp_path) == 100
+    assert cgroup_limit(tmp_path) == 2000
 
 
 def test_version_1_without_a_limit(tmp_path: Path) -> None:
@@ -53,6 +55,7 @@ def test_version_1_without_a_limit(tmp_path: Path) -> None:
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "2500\n")
     assert cgroup_room(tmp_path) is None
+    assert cgroup_limit(tmp_path) is None
 
 
 def test_no_cgroups(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_values_are_read(name: str, value: Any, wanted: object) -> None:
         ("ram", "lots", "a size such as"),
         ("ram", 1.5, "a size such as 12GiB"),
         ("ram", True, "a size such as 12GiB"),
+        ("ram", "8", "did you mean 8GiB"),
+        ("ram", 8, "did you mean 8GiB"),
         ("expert_slots", "0%", "a share of all of them"),
         ("expert_slots", "101%", "a share of all of them"),
         ("expert_slots", "x%", "a share of all of them"),
@@ -81,6 +83,11 @@ def test_values_are_read(name: str, value: Any, wanted: object) -> None:
 def test_bad_values_are_refused_by_name(name: str, value: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=f"^{name}.*{message}"):
         Settings.resolve({}, **{name: value})
+
+
+def test_explicit_names_are_written_as_whoever_gives_them_wants() -> None:
+    with pytest.raises(SettingsError, match=r"^--kv-ram is"):
+        Settings.resolve({}, flag_of, kv_ram="much")
 
 
 def test_a_bad_variable_is_refused_by_its_own_name() -> None:
@@ -113,6 +120,6 @@ def test_every_field_is_a_documented_knob() -> None:
 
 
 def test_the_planner_gets_its_share() -> None:
-    memory = Settings.resolve({}, ram=GIB, expert_slots="50%", kv="f16", kv_ram=5).memory
-    assert (memory.ram, memory.expert_slots, memory.kv, memory.kv_ram) == (GIB, 0.5, "f16", 5)
+    memory = Settings.resolve({}, ram=GIB, expert_slots="50%", kv="f16", kv_ram=5 << 20).memory
+    assert (memory.ram, memory.expert_slots, memory.kv, memory.kv_ram) == (GIB, 0.5, "f16", 5 << 20)
     assert (memory.context_length, memory.prefill_chunk) == (None, 512)
