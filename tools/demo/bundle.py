@@ -29,8 +29,9 @@ from tools.demo import card, corpus, held_out
 from tools.demo.ngram import Ngram
 
 BUNDLED = Path(__file__).resolve().parents[2] / "src" / "colibri" / "bundled"
-EXPERTS = "int4-g64"
-DENSE = ("int8-g64", "bf16")  # the first that keeps to both limits
+DENSE = "int8-g64"
+# Formats of gate and up, and of down; the first that keeps to both limits is taken.
+EXPERTS = (("int4-g64", "int4-g64"), ("int4-g64", "int8-g64"), ("int4-g32", "int8-g64"))
 MOST_KL = 0.02  # nats a token, mean over the domains
 MOST_BYTES = 20_000_000
 
@@ -120,20 +121,20 @@ def is_older(path: Path, stamp: float) -> bool:
 
 
 def choose(trained: Path, folder: Path, rows: Rows) -> tuple[Path, Measured]:
-    """Convert with each dense format until the container keeps to the limits."""
-    for dense in DENSE:
-        made = folder / dense
+    """Convert with finer and finer formats until the container keeps to the limits."""
+    for experts, down in EXPERTS:
+        made = folder / f"{experts}-{down}"
         shutil.rmtree(made, ignore_errors=True)
-        convert_model(trained, made, experts=EXPERTS, dense=dense)
+        convert_model(trained, made, experts=experts, down=down, dense=DENSE)
         container = Checkpoint.open(made).container
         assert container is not None
         verify_container(container)
         measured = measure(trained, made, rows)
         nbytes = size_of(made)
-        say(f"{EXPERTS}, dense {dense}: {nbytes / 1e6:.1f} MB, KL {measured.mean_kl:.4f} nats")
+        say(f"{experts}, {down}: {nbytes / 1e6:.1f} MB, KL {measured.mean_kl:.4f} nats")
         if measured.mean_kl <= MOST_KL and nbytes <= MOST_BYTES:
             return made, measured
-    sys.exit(f"no dense format keeps KL <= {MOST_KL} nats within {MOST_BYTES} bytes")
+    sys.exit(f"no format keeps KL <= {MOST_KL} nats within {MOST_BYTES} bytes")
 
 
 def measure(trained: Path, made: Path, rows: Rows) -> Measured:
@@ -188,12 +189,12 @@ def facts_of(made: Path) -> dict[str, Any]:
     facts = facts_of_model(description)
     for key in ("model", "num_files", "ignored_files"):
         del facts[key]
-    tensors = {tensor.stored.name for tensor in description.dense}
-    dense = next(name for name in DENSE if name in tensors)
+    gate, _, down = (part.format.name for part in description.experts.layers[0].parts)
+    experts = gate if gate == down else f"{gate} (gate, up), {down} (down)"
     return {
         "schema": card.SCHEMA,
         "model": facts,
-        "formats": {"experts": EXPERTS, "dense": dense},
+        "formats": {"experts": experts, "dense": DENSE},
         "files": atlas.weights_of(description),
     }
 

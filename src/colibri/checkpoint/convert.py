@@ -106,6 +106,7 @@ def convert(
     *,
     family: str,
     experts: Format | None,
+    down: Format | None = None,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> ConvertReport:
     """Write `checkpoint` to `destination` as a container.
@@ -117,6 +118,7 @@ def convert(
         destination: empty, missing, or left by an interrupted conversion of the same source.
         family: the model_type of the configuration.
         experts: the format that experts get; None keeps theirs.
+        down: the format of their down_proj, where it should be another; rounding costs most there.
         progress: told after every expert.
 
     Raises:
@@ -127,11 +129,12 @@ def convert(
     """
     began = time.monotonic()
     _require_directory(destination)
-    layouts = [_target(layer, experts) for layer in index.layers]
+    layouts = [_target(layer, experts, down or experts) for layer in index.layers]
     job = _Job(index, layouts, dense, progress)
     about = {
         "name": checkpoint.directory.resolve().name,
         "experts": experts.name if experts else "as stored",
+        **({} if down is None else {"down": down.name}),
         "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),
     }
     require_free(destination, job.total_bytes)
@@ -225,14 +228,16 @@ class _Job:
             self.progress(ConvertProgress(what, self.done_bytes, self.total_bytes))
 
 
-def _target(layer: ExpertLayerLayout, experts: Format | None) -> RecordLayout:
+def _target(
+    layer: ExpertLayerLayout, experts: Format | None, down: Format | None
+) -> RecordLayout:
     """How a layer is laid out in the container."""
-    for part in layer.parts:
-        _require_exact(part.format, experts or part.format, f"layer {layer.layer}: {part.name}")
-    gate, up, down = layer.parts
-    formats = (experts or gate.format, experts or up.format, experts or down.format)
-    shapes = ((gate.rows, gate.columns), (up.rows, up.columns), (down.rows, down.columns))
-    return RecordLayout.of(formats, shapes)
+    wanted = zip(layer.parts, (experts, experts, down), strict=True)
+    gate, up, last = (fmt or part.format for part, fmt in wanted)
+    for part, fmt in zip(layer.parts, (gate, up, last), strict=True):
+        _require_exact(part.format, fmt, f"layer {layer.layer}: {part.name}")
+    shapes = [(part.rows, part.columns) for part in layer.parts]
+    return RecordLayout.of((gate, up, last), (shapes[0], shapes[1], shapes[2]))
 
 
 def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> Bytes:

@@ -30,6 +30,14 @@ DESTINATION = Annotated[
 EXPERTS = Annotated[
     str, typer.Option("--experts", metavar="FORMAT", help=f"Of routed experts: {_WORDS}")
 ]
+DOWN = Annotated[
+    str | None,
+    typer.Option(
+        "--down",
+        metavar="FORMAT",
+        help="Of the experts' down_proj, where rounding costs most; default: as --experts.",
+    ),
+]
 DENSE = Annotated[
     str,
     typer.Option("--dense", metavar="FORMAT", help=f"Of dense matrices and embedding: {_WORDS}"),
@@ -42,6 +50,7 @@ def convert(
     destination: DESTINATION,
     *,
     experts: EXPERTS = "int4-g64",
+    down: DOWN = None,
     dense: DENSE = KEEP,
     as_object: JSON = False,
 ) -> None:
@@ -62,6 +71,7 @@ def convert(
                 source,
                 destination,
                 experts=None if experts == KEEP else experts,
+                down=down,
                 dense=None if dense == KEEP else dense,
                 progress=follow,
             )

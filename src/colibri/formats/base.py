@@ -22,20 +22,20 @@ PANEL_ROWS = 8  # rows that lie together in a coded matrix; threads are handed w
 
 
 class Scan(NamedTuple):
-    """Where bytes of a matrix may hold what is not finite: `count` runs, `stride` apart.
+    """Where bytes of a matrix may hold what is not finite: `num_runs` runs, `stride` apart.
 
     Attributes:
         offset: of the first run, from the matrix's start.
         nbytes: of one run.
         stride: from run to run.
-        count: runs.
+        num_runs: runs.
         kind: what the bytes are, one of `SCAN_*`.
     """
 
     offset: int
     nbytes: int
     stride: int
-    count: int
+    num_runs: int
     kind: int
 
 

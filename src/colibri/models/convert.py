@@ -18,6 +18,7 @@ def convert_model(
     destination: Path,
     *,
     experts: str | None = "int4-g64",
+    down: str | None = None,
     dense: str | None = None,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> ConvertReport:
@@ -27,6 +28,7 @@ def convert_model(
         source: a checkpoint of a known family, Hugging Face's or a container.
         destination: empty, missing, or left by an interrupted run of the same conversion.
         experts: format of routed experts; None keeps theirs.
+        down: format of their down_proj, where it should be another.
         dense: format of dense matrices and of the embedding; None keeps theirs. Norms, biases and
             routers always keep theirs.
         progress: told after every expert.
@@ -49,6 +51,7 @@ def convert_model(
         destination,
         family=description.blueprint.family.model_type,
         experts=expert_format,
+        down=get_format(down) if down else None,
         progress=progress,
     )
 
