@@ -64,7 +64,7 @@ class Container:
         return {
             name: (fmt, (shape[0], shape[1]))
             for name, (fmt, shape) in self.manifest.dense.items()
-            if fmt.is_coded
+            if not fmt.is_plain
         }
 
     def expert_index(self, requests: Sequence[ExpertLayer]) -> ExpertIndex:

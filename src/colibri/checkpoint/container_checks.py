@@ -86,7 +86,7 @@ def read_dense(directory: Path, manifest: Manifest) -> dict[int, TensorSpec]:
     """
     tensors = _read_headers(directory, manifest)
     for name, (fmt, shape) in manifest.dense.items():
-        if fmt.is_coded:
+        if not fmt.is_plain:
             _take(directory, tensors, name, "U8", (fmt.resident_nbytes((shape[0], shape[1])),))
         else:
             _take(directory, tensors, name, DTYPE_OF_FORMAT[fmt.name], shape)

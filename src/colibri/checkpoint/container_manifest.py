@@ -154,7 +154,7 @@ def dense_from_json(about: Mapping[str, Any]) -> Dense:
         UnsupportedModelError: an unknown format.
     """
     fmt, shape = get_format(_text(about["format"])), tuple(_count(n) for n in about["shape"])
-    if fmt.is_coded and len(shape) != 2:
+    if not fmt.is_plain and len(shape) != 2:
         raise ValueError(f"{list(shape)} is no shape of a matrix in {fmt.name}")
     return fmt, shape
 

@@ -136,7 +136,7 @@ class ContainerWriter:
 
     def dense(self, name: str, values: NDArray[np.float32], fmt: Format) -> None:
         """Round and append a resident tensor; coded formats take matrices `[N, K]` only."""
-        if fmt.is_coded:
+        if not fmt.is_plain:
             data = _resident(values, fmt)
         else:
             assert isinstance(fmt, FloatFormat)
@@ -211,7 +211,7 @@ def _record_entry(layer: int, expert: int, nbytes: int) -> Entry:
 
 
 def _dense_entry(name: str, fmt: Format, shape: Sequence[int], nbytes: int) -> Entry:
-    if fmt.is_coded:
+    if not fmt.is_plain:
         return Entry(name, "U8", (nbytes,), nbytes)
     return Entry(name, DTYPE_OF_FORMAT[fmt.name], tuple(shape), nbytes)
 

@@ -228,9 +228,7 @@ class _Job:
             self.progress(ConvertProgress(what, self.done_bytes, self.total_bytes))
 
 
-def _target(
-    layer: ExpertLayerLayout, experts: Format | None, down: Format | None
-) -> RecordLayout:
+def _target(layer: ExpertLayerLayout, experts: Format | None, down: Format | None) -> RecordLayout:
     """How a layer is laid out in the container."""
     wanted = zip(layer.parts, (experts, experts, down), strict=True)
     gate, up, last = (fmt or part.format for part, fmt in wanted)
@@ -253,7 +251,7 @@ def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> B
 
 def _require_exact(old: Format, new: Format, what: str) -> None:
     """Codes may become f32, which holds every one of them."""
-    if old.is_coded and old is not new and new is not F32:
+    if not old.is_plain and old is not new and new is not F32:
         raise UnsupportedModelError(
             f"{what} is {old.name} and would be rounded a second time to {new.name}; convert the"
             " original checkpoint instead, or keep the codes or widen them to f32"

@@ -111,7 +111,7 @@ class RandomModel:
     def expert_nbytes(self, layer: ExpertLayer) -> int:
         """Bytes of one expert: a record in a container, bare matrices in a float checkpoint."""
         layout = self.layout(layer)
-        if self.format.is_coded:
+        if not self.format.is_plain:
             return layout.nbytes
         return sum(part.format.nbytes((part.rows, part.columns)) for part in layout.parts)
 
@@ -154,7 +154,7 @@ def generate_checkpoint(
     """
     require_free(directory, model.nbytes + _SLACK_BYTES)
     meter = _Meter(model.nbytes, progress)
-    if model.format.is_coded:
+    if not model.format.is_plain:
         _write_container(directory, model, source or {}, meter)
     else:
         _require_empty(directory)

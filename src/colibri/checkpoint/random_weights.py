@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.record import RecordLayout
-from colibri.formats import PANEL_ROWS, Bytes, FloatFormat, Format, IntegerFormat, Shape, padded
+from colibri.formats import PANEL_ROWS, Bytes, Format, IntegerFormat, Shape, padded
 
 _BASES = 2
 # Scales differ by up to this fraction, so that a kernel that mixes them up is caught.
@@ -27,11 +27,10 @@ def random_matrix(
 ) -> Bytes:
     """A normal matrix `[N, K]` of that deviation, as resident bytes; zero from `drawn_rows` on."""
     drawn = shape[0] if drawn_rows is None else min(drawn_rows, shape[0])
-    if isinstance(fmt, FloatFormat):
+    if not isinstance(fmt, IntegerFormat):
         values = rng.standard_normal(shape, np.float32) * np.float32(std)
         values[drawn:] = 0
-        return fmt.encode(values)
-    assert isinstance(fmt, IntegerFormat)
+        return fmt.pack(fmt.encode(values), shape)
     rows, columns = padded(shape[0], PANEL_ROWS), padded(shape[1], fmt.group)
     table, deviation = _code_table(fmt.bits)
     codes = table[rng.integers(0, 256, (rows, columns * fmt.bits // 8), np.uint8)]

@@ -57,6 +57,11 @@ class Format(ABC):
         """Whether weights are integers with scales; then activations are coded too."""
         return self.group > 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a file may hold it as an ordinary tensor of floats; else it is bytes."""
+        return False
+
     @abstractmethod
     def nbytes(self, shape: Shape) -> int:
         """Bytes of `[N, K]` as stored, row by row, padding included."""

@@ -27,6 +27,11 @@ class FloatFormat(Format):
         """`dtype` is the NumPy storage type; bfloat16 is stored as uint16."""
         self.name, self.code, self.dtype = name, code, np.dtype(dtype)
 
+    @property
+    def is_plain(self) -> bool:
+        """It is."""
+        return True
+
     def nbytes(self, shape: Shape) -> int:
         """N * K items, no padding."""
         return shape[0] * shape[1] * self.dtype.itemsize

@@ -276,7 +276,7 @@ class ExpertStore:
         owners = self._key_of[slots]
         vain = (owners // self._num_experts == row) & ~np.isin(owners, keys)
         vain &= (self._leases[slots] == 0) & (self._arena.states[slots] == LOADING)
-        slots = slots[vain]
+        slots = np.unique(slots[vain])  # a read that failed leaves its slot to the next
         called_off = slots[self._reader.withdraw(slots)]
         self._withdrawn += len(called_off)
         self._ahead.withdraw(called_off)

@@ -144,7 +144,7 @@ def generate(
     """
     blueprint = Blueprint.of(config)
     fmt = get_format(experts)
-    dense_format = get_format(dense) if fmt.is_coded else fmt
+    dense_format = fmt if fmt.is_plain else get_format(dense)
     tied = blueprint.config.tie_word_embeddings
     model = RandomModel(
         config={**config, "dtype": _DTYPES[_plain(dense_format).name]},
@@ -186,4 +186,4 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
 
 def _plain(dense: Format) -> Format:
     """The format of what is never coded."""
-    return BF16 if dense.is_coded else dense
+    return dense if dense.is_plain else BF16

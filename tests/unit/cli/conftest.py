@@ -48,6 +48,7 @@ def coli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coli:
     write_tokenizer(tmp_path)
     made = Coli(tmp_path)
     monkeypatch.setattr(LLM, "from_settings", made.open)
+    monkeypatch.setattr("colibri.llm.location.BUNDLED", tmp_path / "none")
     return made
 
 
