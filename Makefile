@@ -19,7 +19,7 @@ help: ## show this list
 
 ifneq ($(wildcard src/colibri/bundled/colibri.json),)
 demo: $(VENV)/.installed ## install, then run a model with room for a quarter of its experts
-	$(DEMO) "And it came to pass in those days, that"
+	$(DEMO) "And the LORD spake unto Moses, saying, Speak unto"
 	$(DEMO) "She was very glad to hear that"
 	$(DEMO) "Um das Paket zu installieren, müssen Sie"
 else
