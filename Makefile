@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MODEL  := build/demo-model
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson
-PYTEST := $(BIN)/python -m pytest -n 2
+PYTEST := $(BIN)/python -m pytest -n 2 --basetemp=build/pytest
 DEMO   := $(BIN)/coli run --expert-slots 25% --max-tokens 60 --seed 3
 # `make check SUITE=` leaves the tests out.
 SUITE  ?= suite

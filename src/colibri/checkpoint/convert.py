@@ -123,13 +123,15 @@ def convert(
 
     Raises:
         CheckpointError: `destination` holds something else, or its disk is too small.
-        UnsupportedModelError: the experts are coded in a format that is neither `experts`, nor
-            is that f32.
+        UnsupportedModelError: experts or dense tensors are coded in another format than they
+            get, and that is not f32; nothing is written.
         NumericsError: a weight is not finite.
     """
     began = time.monotonic()
     _require_directory(destination)
     layouts = [_target(layer, experts, down or experts) for layer in index.layers]
+    for parameter in dense:  # they are written last, hours later perhaps
+        _require_exact(parameter.stored, parameter.format, parameter.name)
     job = _Job(index, layouts, dense, progress)
     about = {
         "name": checkpoint.directory.resolve().name,
@@ -155,6 +157,8 @@ def convert(
 
 def _require_directory(destination: Path) -> None:
     for path in (destination, *destination.parents):
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(f"{path}: is a link to nothing: name a directory")
         if path.exists():
             if not path.is_dir():
                 raise CheckpointError(f"{path}: is a file: name a directory for the container")

@@ -25,10 +25,12 @@ def verify(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Se
         from colibri.checkpoint.index import Checkpoint
         from colibri.checkpoint.verify import Verified, verify_container
         from colibri.models.description import Description
+        from colibri.text import Tokenizer
 
         reporter(f"checking {directory}", 0, 1)
         checkpoint = Checkpoint.open(directory)
         Description.of(checkpoint)
+        Tokenizer.load(directory)  # it has no checksum: what can be told is whether it is usable
         if checkpoint.container is None:
             files = {spec.file for spec in checkpoint.tensors.values()}
             found = Verified(len(files), sum(file.stat().st_size for file in files), 0)

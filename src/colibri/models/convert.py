@@ -39,8 +39,8 @@ def convert_model(
         UnsupportedModelError: an unknown format, or one that would round coded weights again.
         NumericsError: a weight is not finite.
     """
-    expert_format = get_format(experts) if experts else None
-    dense_format = get_format(dense) if dense else None
+    expert_format = None if experts is None else get_format(experts)
+    dense_format = None if dense is None else get_format(dense)
     checkpoint = Checkpoint.open(source)
     description = Description.of(checkpoint)
     parameters = [_parameter(tensor, dense_format) for tensor in description.dense]
@@ -51,7 +51,7 @@ def convert_model(
         destination,
         family=description.blueprint.family.model_type,
         experts=expert_format,
-        down=get_format(down) if down else None,
+        down=None if down is None else get_format(down),
         progress=progress,
     )
 

@@ -145,6 +145,7 @@ def test_nothing_is_rounded_twice(converted: Path, tmp_path: Path) -> None:
         run(converted, tmp_path / "to", experts=INT8)
     with pytest.raises(UnsupportedModelError, match=r"embed\.weight is int8-g32"):
         run(converted, tmp_path / "other", embedding=INT4)
+    assert not list(tmp_path.iterdir())  # refused before the first expert is written
 
 
 def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_a_directory_in_use_is_refused(tiny_source: Path, tmp_path: Path) -> Non
         (["nowhere", "to"], "nowhere: there is no such directory"),
         (["{source}", "to", "--experts", "int4-g6"], "did you mean 'int4-g64'"),
         (["{source}", "to", "--dense", "q"], "'q'"),
+        (["{source}", "to", "--experts", ""], "unknown weight format ''"),
     ],
 )
 def test_refusals(
@@ -176,6 +177,16 @@ def test_verify_names_what_is_damaged(tiny_source: Path, tmp_path: Path) -> None
     assert f"{path}: layer" in result.stderr
 
 
+def test_verify_reads_the_tokenizer(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    assert coli("convert", tiny_source, made).exit_code == 0
+    tokenizer = made / "tokenizer.json"
+    tokenizer.write_text("{", encoding="utf-8")
+    result = coli("verify", made)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert str(tokenizer) in result.stderr
+
+
 def test_verify_says_what_it_cannot_check(tiny_source: Path) -> None:
     result = coli("verify", tiny_source)
     assert result.exit_code == 0
@@ -198,6 +209,14 @@ def test_a_destination_that_is_a_file(tiny_source: Path, tmp_path: Path) -> None
         result = coli("convert", tiny_source, destination)
         assert result.exit_code == 3
         assert f"{file}: is a file: name a directory" in result.stderr
+
+
+def test_a_destination_that_is_a_link_to_nothing(tiny_source: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    result = coli("convert", tiny_source, link)
+    assert result.exit_code == 3
+    assert f"{link}: is a link to nothing: name a directory" in result.stderr
 
 
 def test_resuming_with_another_format_is_told_in_words(tiny_source: Path, tmp_path: Path) -> None:
