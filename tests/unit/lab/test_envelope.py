@@ -2,6 +2,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from colibri.lab import machine
 from colibri.lab.envelope import Envelope, commit_of
 
@@ -30,7 +32,8 @@ def test_reasons_are_told() -> None:
     assert envelope("too small").as_dict()["not_a_measurement"] == ["too small"]
 
 
-def test_commit_of_a_checkout(tmp_path: Path) -> None:
+def test_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # we are in one ourselves
     package = tmp_path / "src" / "colibri"
     package.mkdir(parents=True)
     assert commit_of(package) is None
