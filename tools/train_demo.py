@@ -30,7 +30,7 @@ def main() -> None:
         command.add_argument("--work", type=Path, default=default, help="working folder")
         if name == "train":
             command.add_argument("--minutes", type=float, default=0.0, help="time budget")
-            command.add_argument("--steps", type=int, default=3600, help="step budget")
+            command.add_argument("--steps", type=int, default=3000, help="step budget")
             command.add_argument("--workers", type=int, default=2, help="processes")
             command.add_argument("--fresh", action="store_true", help="ignore the checkpoint")
         if name in ("export", "evaluate"):
