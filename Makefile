@@ -49,7 +49,8 @@ sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan 
 	  -Dpython.purelibdir=/ -Dpython.platlibdir=/
 	@DESTDIR=$(CURDIR)/build/sanitize/root $(MESON) install -C build/sanitize --quiet
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/kernels -o pythonpath="build/sanitize/root ."
+	  $(BIN)/python -m pytest tests/kernels --ignore tests/kernels/test_steady_state.py \
+	  -o pythonpath="build/sanitize/root ." # (the one left out counts calls by a preload of its own)
 
 # gcc 12's cross compiler may fail on -O2 of this program's main, hence -O1; the kernels are what is looked at.
 NEON := build/neon
