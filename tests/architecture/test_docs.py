@@ -32,7 +32,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beside_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tools` and, under `bin`, the commands `coli` and `python` of this checkout."""
     folder = tmp_path_factory.mktemp("readme")
     coli = folder / "bin" / "coli"
@@ -52,12 +52,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 README = commands((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
-def test_readme_examples_run_in_order(workplace: Path) -> None:
-    path = f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}"
+def test_readme_examples_run_in_order(beside_tools: Path) -> None:
+    path = f"{beside_tools / 'bin'}{os.pathsep}{os.environ['PATH']}"
     for command in README:
         result = subprocess.run(
             command,
-            cwd=workplace,
+            cwd=beside_tools,
             env={**os.environ, "PATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
