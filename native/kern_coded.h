@@ -22,7 +22,7 @@ typedef struct {
 
 static inline int64_t coded_group(int format) { return 32ll << (format & 15); }
 INLINE int is_coded(int format) { return format >= INT8_CODE; }
-INLINE int coded_kind(int format) { return format & ~15; }
+INLINE int coded_kind(int format) { return format & 0x30; }
 INLINE int scale_nbytes(int kind) { return kind == MXFP4_CODE ? 1 : 2; }
 
 /* The largest magnitude of 32 * n floats, as bits: their order is the order of magnitudes. */
@@ -140,8 +140,9 @@ INLINE vf8 column_codes(int kind, const uint8_t *bytes, int64_t k) {
 }
 
 /* Scales of group g of a panel. */
-INLINE vf8 group_scales(int kind, const uint8_t *panel, int64_t g) {
-    return kind == MXFP4_CODE ? vf8_ue8m0(panel + g * 8) : vf8_half(panel + g * 16);
+INLINE vf8 group_scales(int format, const uint8_t *panel, int64_t g) {
+    if (coded_kind(format) == MXFP4_CODE) return vf8_ue8m0(panel + g * 8);
+    return format & BF16_SCALES ? vf8_bf16(panel + g * 16) : vf8_half(panel + g * 16);
 }
 
 /* One panel times float inputs: in a group s = fma(x_k, code_k, s) by ascending k from 0, then acc = fma(s, scale, acc). */
@@ -159,7 +160,7 @@ static void coded_panel_float(int format, const uint8_t *panel, const float *x, 
                                                   : column_codes(MXFP4_CODE, bytes, k);
             sum = vf8_fma(vf8_set1(x[k]), codes, sum);
         }
-        acc = vf8_fma(sum, group_scales(kind, panel, g), acc);
+        acc = vf8_fma(sum, group_scales(format, panel, g), acc);
     }
     vf8_store(out, acc);
 }

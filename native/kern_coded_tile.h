@@ -71,7 +71,12 @@ INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_
     }
 }
 
-INLINE void V(tile)(int kind, int wide, int N, const uint8_t *const *panels, int64_t group, const coded *c, const int64_t *rows,
+INLINE VF V(scales)(int kind, int bf16, const uint8_t *const *panels, int64_t g) {
+    if (kind == MXFP4_CODE) return VFOP(ue8m0_panels)(panels, g * 8);
+    return bf16 ? VFOP(bf16_panels)(panels, g * 16) : VFOP(half_panels)(panels, g * 16);
+}
+
+INLINE void V(tile)(int kind, int wide, int bf16, int N, const uint8_t *const *panels, int64_t group, const coded *c, const int64_t *rows,
                     float (*const *out)[8]) {
     const int64_t groups = c->groups, group_nbytes = group * PANEL / (kind == INT8_CODE ? 1 : 2);
     const int offset = kind == INT4_CODE ? INT4_OFFSET : kind == MXFP4_CODE ? MXFP4_OFFSET : wide ? 0 : INT8_OFFSET;
@@ -91,7 +96,7 @@ INLINE void V(tile)(int kind, int wide, int N, const uint8_t *const *panels, int
         for (int n = 0; n < N; n++) sum[n] = VIOP(set1)(offset ? -offset * x_sum[n][g] : 0);
         if (wide) V(group_pairs)(kind, N, panels, at, group, q, sum);
         else V(group_bytes)(kind, N, panels, at, group, q, sum);
-        const VF scale = kind == MXFP4_CODE ? VFOP(ue8m0_panels)(panels, g * 8) : VFOP(half_panels)(panels, g * 16);
+        const VF scale = V(scales)(kind, bf16, panels, g);
         for (int n = 0; n < N; n++) {
             if (kind == MXFP4_CODE) { /* codes are doubled; a power of two comes last, so that even 2^-127 rounds nothing */
                 const VF y = VFOP(mul)(VIOP(float)(sum[n]), VFOP(set1)(x_scale[n][g] * 0.5f));
@@ -106,10 +111,10 @@ INLINE void V(tile)(int kind, int wide, int N, const uint8_t *const *panels, int
 }
 
 /* Any n <= 8 inputs, in tiles. */
-INLINE void V(tiles)(int kind, int wide, const uint8_t *const *panels, int64_t group, const coded *c, const int64_t *rows, int n,
+INLINE void V(tiles)(int kind, int wide, int bf16, const uint8_t *const *panels, int64_t group, const coded *c, const int64_t *rows, int n,
                      float (*const *out)[8]) {
     float(*to[2])[8] = {out[0], out[PANELS_OF_V - 1]};
-#define STEP(N) V(tile)(kind, wide, N, panels, group, c, rows, to), n -= N, rows += N, to[0] += N, to[1] += N
+#define STEP(N) V(tile)(kind, wide, bf16, N, panels, group, c, rows, to), n -= N, rows += N, to[0] += N, to[1] += N
     if (HAVE_VNNI && n == 8) STEP(8);
     while (n >= 4) STEP(4);
     if (n >= 2) STEP(2);
@@ -120,12 +125,15 @@ INLINE void V(tiles)(int kind, int wide, const uint8_t *const *panels, int64_t g
 static void V(coded_panels)(int format, const uint8_t *const *panels, const coded *c, const int64_t *rows, int n, float (*const *out)[8]) {
     const int kind = coded_kind(format), wide = c->wide;
     const int64_t group = coded_group(format);
-    if (kind == INT4_CODE && group == 64 && wide) V(tiles)(INT4_CODE, 1, panels, 64, c, rows, n, out);
-    else if (kind == INT4_CODE && group == 64) V(tiles)(INT4_CODE, 0, panels, 64, c, rows, n, out);
-    else if (kind == INT4_CODE && wide) V(tiles)(INT4_CODE, 1, panels, group, c, rows, n, out);
-    else if (kind == INT4_CODE) V(tiles)(INT4_CODE, 0, panels, group, c, rows, n, out);
-    else if (kind == INT8_CODE && wide) V(tiles)(INT8_CODE, 1, panels, group, c, rows, n, out);
-    else if (kind == INT8_CODE) V(tiles)(INT8_CODE, 0, panels, group, c, rows, n, out);
-    else if (wide) V(tiles)(MXFP4_CODE, 1, panels, 32, c, rows, n, out);
-    else V(tiles)(MXFP4_CODE, 0, panels, 32, c, rows, n, out);
+    const int bf16 = (format & BF16_SCALES) != 0;
+    if (kind == INT4_CODE && bf16 && wide) V(tiles)(INT4_CODE, 1, 1, panels, group, c, rows, n, out);
+    else if (kind == INT4_CODE && bf16) V(tiles)(INT4_CODE, 0, 1, panels, group, c, rows, n, out);
+    else if (kind == INT4_CODE && group == 64 && wide) V(tiles)(INT4_CODE, 1, 0, panels, 64, c, rows, n, out);
+    else if (kind == INT4_CODE && group == 64) V(tiles)(INT4_CODE, 0, 0, panels, 64, c, rows, n, out);
+    else if (kind == INT4_CODE && wide) V(tiles)(INT4_CODE, 1, 0, panels, group, c, rows, n, out);
+    else if (kind == INT4_CODE) V(tiles)(INT4_CODE, 0, 0, panels, group, c, rows, n, out);
+    else if (kind == INT8_CODE && wide) V(tiles)(INT8_CODE, 1, 0, panels, group, c, rows, n, out);
+    else if (kind == INT8_CODE) V(tiles)(INT8_CODE, 0, 0, panels, group, c, rows, n, out);
+    else if (wide) V(tiles)(MXFP4_CODE, 1, 0, panels, 32, c, rows, n, out);
+    else V(tiles)(MXFP4_CODE, 0, 0, panels, 32, c, rows, n, out);
 }

@@ -20,7 +20,7 @@ static void embed_row(const colibri_matrix *m, int64_t row, float *out) {
     for (int64_t k = 0; k < K; k++) {
         float codes[8], scales[8];
         vf8_store(codes, column_codes(kind, panel + groups * PANEL * scale_nbytes(kind), k));
-        vf8_store(scales, group_scales(kind, panel, k / group));
+        vf8_store(scales, group_scales(m->format, panel, k / group));
         out[k] = codes[row % PANEL] * scales[row % PANEL];
     }
 }

@@ -116,6 +116,7 @@ INLINE vf8 vf8_ue8m0(const void *p) {
 
 INLINE vi8 vi8_panels(const uint8_t *const *panels, int64_t at) { return vi8_load(panels[0] + at); }
 INLINE vf8 vf8_half_panels(const uint8_t *const *panels, int64_t at) { return vf8_half(panels[0] + at); }
+INLINE vf8 vf8_bf16_panels(const uint8_t *const *panels, int64_t at) { return vf8_bf16(panels[0] + at); }
 INLINE vf8 vf8_ue8m0_panels(const uint8_t *const *panels, int64_t at) { return vf8_ue8m0(panels[0] + at); }
 INLINE void vf8_store_panels(float (*const *out)[8], int n, vf8 a) { vf8_store(out[0][n], a); }
 
@@ -141,6 +142,9 @@ INLINE vi16 vi16_panels(const uint8_t *const *panels, int64_t at) {
 INLINE vf16 vf16_two(vf8 a, vf8 b) { return _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1); }
 INLINE vf16 vf16_half_panels(const uint8_t *const *panels, int64_t at) {
     return vf16_two(vf8_half(panels[0] + at), vf8_half(panels[1] + at));
+}
+INLINE vf16 vf16_bf16_panels(const uint8_t *const *panels, int64_t at) {
+    return vf16_two(vf8_bf16(panels[0] + at), vf8_bf16(panels[1] + at));
 }
 INLINE vf16 vf16_ue8m0_panels(const uint8_t *const *panels, int64_t at) {
     return vf16_two(vf8_ue8m0(panels[0] + at), vf8_ue8m0(panels[1] + at));

@@ -7,7 +7,7 @@
 
 enum { AHEAD_ROWS = 4 /* that are prefetched */ };
 
-INLINE int64_t fp8_block(int format) { return format & 1 ? 32 : 128; }
+INLINE int64_t fp8_block(int format) { return 128 >> (2 * (format & 1) + (format >> 1 & 1)); }
 
 /* Where the scales [N / block, K / block] follow the codes. */
 static inline int64_t fp8_scales_at(int64_t N, int64_t K) { return (N * K + 3) / 4 * 4; }

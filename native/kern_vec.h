@@ -28,6 +28,9 @@ INLINE vf8 vf8_set1(float a) { return _mm256_set1_ps(a); }
 INLINE vf8 vf8_mul(vf8 a, vf8 b) { return _mm256_mul_ps(a, b); }
 INLINE vf8 vf8_fma(vf8 a, vf8 b, vf8 c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf8 vf8_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE vf8 vf8_bf16(const void *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
 INLINE void vf8_store(float *p, vf8 a) { _mm256_storeu_ps(p, a); }
 
 INLINE vi8 vi8_set1(int32_t a) { return _mm256_set1_epi32(a); }
@@ -62,6 +65,13 @@ INLINE vf8 vf8_half(const void *p) {
     vf8 r;
     memcpy(h, p, sizeof h);
     EACH8(r.f[l] = half_to_float(h[l]));
+    return r;
+}
+INLINE vf8 vf8_bf16(const void *p) {
+    uint16_t h[8];
+    vf8 r;
+    memcpy(h, p, sizeof h);
+    EACH8(r.f[l] = bf16_to_float(h[l]));
     return r;
 }
 INLINE void vf8_store(float *p, vf8 a) { memcpy(p, a.f, sizeof a.f); }
@@ -125,10 +135,7 @@ INLINE vf16 vf16_f32(const void *p) {
     return (vf16){_mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)((const char *)p + 32))};
 }
 INLINE vf16 vf16_f16(const void *p) { return (vf16){vf8_half(p), vf8_half((const char *)p + 16)}; }
-INLINE __m256 eight_bf16(const void *p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
-}
-INLINE vf16 vf16_bf16(const void *p) { return (vf16){eight_bf16(p), eight_bf16((const char *)p + 16)}; }
+INLINE vf16 vf16_bf16(const void *p) { return (vf16){vf8_bf16(p), vf8_bf16((const char *)p + 16)}; }
 INLINE vf16 vf16_add(vf16 x, vf16 y) { return (vf16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 INLINE vf16 vf16_mul(vf16 x, vf16 y) { return (vf16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 INLINE vf16 vf16_fma(vf16 x, vf16 y, vf16 z) { return (vf16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
@@ -207,9 +214,10 @@ INLINE float vf16_sum(vf16 a) {
 }
 #endif
 
-enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48 }; /* Format.code */
+enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48,
+       BF16_SCALES = 64 /* added to the above */ }; /* Format.code */
 
-INLINE int is_fp8(int format) { return (format & ~1) == FP8_CODE; }
+INLINE int is_fp8(int format) { return (format & ~3) == FP8_CODE; }
 INLINE int item_size(int format) { return is_fp8(format) || format == INT8_ROWS_CODE ? 1 : format == F32_CODE ? 4 : 2; }
 
 INLINE vf16 vf16_load(int format, const void *p) {

@@ -20,7 +20,7 @@ from colibri.formats.base import (
     padded,
 )
 from colibri.formats.float import BF16, F16, F32, FloatFormat
-from colibri.formats.fp8 import FP8_B32, FP8_B128, FP8Format
+from colibri.formats.fp8 import FP8_B16, FP8_B32, FP8_B64, FP8_B128, FP8Format
 from colibri.formats.integer import IntegerFormat
 from colibri.formats.microscaling import MXFP4, MXFP4Format
 from colibri.formats.rows import INT8_ROWS, RowInt8Format
@@ -30,7 +30,9 @@ __all__ = [
     "F16",
     "F32",
     "FORMATS",
+    "FP8_B16",
     "FP8_B32",
+    "FP8_B64",
     "FP8_B128",
     "INT8_ROWS",
     "MXFP4",
@@ -59,9 +61,12 @@ _ALL: tuple[Format, ...] = (
     F16,
     BF16,
     FP8_B128,
+    FP8_B64,
     FP8_B32,
+    FP8_B16,
     *(IntegerFormat(8, group, 16 + i) for i, group in enumerate((32, 64, 128))),
     *(IntegerFormat(4, group, 32 + i) for i, group in enumerate((32, 64, 128))),
+    *(IntegerFormat(4, group, 96 + i, BF16) for i, group in enumerate((32, 64, 128))),
     MXFP4,
 )
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}

@@ -17,7 +17,7 @@ from colibri.formats.base import (
     Shape,
 )
 
-_SCANS = {"f32": SCAN_F32, "f16": SCAN_F16, "bf16": SCAN_BF16}
+SCANS = {"f32": SCAN_F32, "f16": SCAN_F16, "bf16": SCAN_BF16}
 
 
 class FloatFormat(Format):
@@ -59,7 +59,7 @@ class FloatFormat(Format):
 
     def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
         """Every weight; one run unless panels alternate with another matrix's."""
-        panel, kind = self.panel_nbytes(shape[1]), _SCANS[self.name]
+        panel, kind = self.panel_nbytes(shape[1]), SCANS[self.name]
         if panel_stride == panel:
             return [Scan(0, self.nbytes(shape), 0, 1, kind)]
         panels, rest = divmod(shape[0], PANEL_ROWS)

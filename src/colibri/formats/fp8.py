@@ -140,4 +140,5 @@ def round_e4m3(values: Floats) -> Bytes:
     return np.asarray(code | signs, np.uint8)
 
 
-FP8_B128, FP8_B32 = FP8Format(128, 4), FP8Format(32, 5)
+FP8_B128, FP8_B64 = FP8Format(128, 4), FP8Format(64, 6)
+FP8_B32, FP8_B16 = FP8Format(32, 5), FP8Format(16, 7)

@@ -1,6 +1,8 @@
-"""Symmetric integer formats with one float16 scale for each group of weights along K.
+"""Symmetric integer formats with one scale of 16 bits for each group of weights along K.
 
-Stored: codes row by row, then scales `[N, K/G]` float16. int4 codes are kept as code + 8, two to a
+Scales are float16, or bfloat16 where the name ends in `-bf16`: such scales come out of published
+checkpoints, and some are below what float16 holds exactly.
+Stored: codes row by row, then scales `[N, K/G]`. int4 codes are kept as code + 8, two to a
     byte, the even k in the low nibble. Resident, eight rows (a panel) together: `[K/G] x 8` scales,
     then chunks of 32 bytes in which lane r holds four bytes of row r: for int4 the low nibbles are
     w[8c..8c+3] and the high ones w[8c+4..8c+7]; for int8 they are w[4c..4c+3]. A kernel thus meets
@@ -14,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.errors import NumericsError
-from colibri.formats.base import PANEL_ROWS, SCAN_F16, Bytes, Floats, Format, Scan, Shape, padded
+from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Scan, Shape, padded
+from colibri.formats.float import F16, SCANS, FloatFormat
 from colibri.formats.panels import deinterleave, interleave, pair_nibbles
 
 _SCALE_BYTES = 2
@@ -22,11 +25,17 @@ _LARGEST_SCALE = 65504.0  # the largest finite float16
 
 
 class IntegerFormat(Format):
-    """`int{bits}-g{group}`: value = code * scale, code in [-2^(bits-1), 2^(bits-1) - 1]."""
+    """`int{bits}-g{group}`: value = code * scale, code in [-2^(bits-1), 2^(bits-1) - 1].
 
-    def __init__(self, bits: int, group: int, code: int) -> None:
+    Attributes:
+        bits: of a code.
+        scale: the format of scales, f16 or bf16.
+    """
+
+    def __init__(self, bits: int, group: int, code: int, scale: FloatFormat = F16) -> None:
         """`bits` is 4 or 8; `group` a multiple of 32."""
-        self.name, self.bits, self.group, self.code = f"int{bits}-g{group}", bits, group, code
+        self.bits, self.group, self.code, self.scale = bits, group, code, scale
+        self.name = f"int{bits}-g{group}" + ("" if scale is F16 else f"-{scale.name}")
 
     def nbytes(self, shape: Shape) -> int:
         """Codes and scales of the padded matrix."""
@@ -55,7 +64,7 @@ class IntegerFormat(Format):
         full[: weights.shape[0], : weights.shape[1]] = weights
         groups = full.reshape(rows, columns // self.group, self.group)
         scales = self._best_scales(groups)
-        codes = self._round(groups, scales.astype(np.float32)).reshape(rows, columns)
+        codes = self._round(groups, self.scale.to_float32(scales)).reshape(rows, columns)
         return np.concatenate([self._store(codes).reshape(-1), scales.reshape(-1).view(np.uint8)])
 
     def pack(self, stored: Bytes, shape: Shape) -> Bytes:
@@ -86,36 +95,34 @@ class IntegerFormat(Format):
         by_panel = resident[: self.resident_nbytes(shape)].reshape(panels, -1)
         scales = (
             np.ascontiguousarray(by_panel[:, :scale_bytes])
-            .view(np.float16)
+            .view(self.scale.dtype)
             .reshape(panels, -1, PANEL_ROWS)
+            .transpose(0, 2, 1)
         )
         codes = deinterleave(by_panel[:, scale_bytes:], self.bits)
         signed = codes.view(np.int8) - np.int8(8 if self.bits == 4 else 0)
-        return signed.reshape(rows, columns), scales.transpose(0, 2, 1).reshape(rows, -1).astype(
-            np.float32
-        )
+        return signed.reshape(rows, columns), self.scale.to_float32(scales.reshape(rows, -1))
 
     def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
         """The scales at the head of each panel."""
         rows, columns = self._padded(shape)
         scales = columns // self.group * PANEL_ROWS * _SCALE_BYTES
-        return [Scan(0, scales, panel_stride, rows // PANEL_ROWS, SCAN_F16)]
+        return [Scan(0, scales, panel_stride, rows // PANEL_ROWS, SCANS[self.scale.name])]
 
     def _padded(self, shape: tuple[int, ...]) -> Shape:
         return padded(shape[0], PANEL_ROWS), padded(shape[1], self.group)
 
-    def _best_scales(self, groups: Floats) -> NDArray[np.float16]:
+    def _best_scales(self, groups: Floats) -> NDArray[np.generic]:
         """Scales `[N, K/G]`: each candidate maps the largest weight to another code."""
         top = 2 ** (self.bits - 1)
         extreme = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
-        best = np.zeros(extreme.shape, np.float16)
+        best: NDArray[np.generic] = np.zeros(extreme.shape, self.scale.dtype)
         least = np.full(extreme.shape, np.inf, np.float32)
         for divisor in (-top, top - 1, -(top - 1), -(top - 0.5), top - 0.5, -(top + 0.5)):
-            scale = np.clip(extreme / np.float32(divisor), -_LARGEST_SCALE, _LARGEST_SCALE).astype(
-                np.float16
-            )
-            wide = scale.astype(np.float32)
-            error = np.square(self._round(groups, wide) * wide[..., None] - groups).sum(-1)
+            limited = np.clip(extreme / np.float32(divisor), -_LARGEST_SCALE, _LARGEST_SCALE)
+            scale = self.scale.from_float32(limited)
+            wide = self.scale.to_float32(scale)
+            error = _sum(np.square(self._round(groups, wide) * wide[..., None] - groups))
             better = error < least
             best, least = np.where(better, scale, best), np.where(better, error, least)
         return best
@@ -129,3 +136,13 @@ class IntegerFormat(Format):
         if self.bits == 8:
             return np.asarray(codes.astype(np.int8).view(np.uint8))
         return pair_nibbles((codes + 8).astype(np.uint8))
+
+
+def _sum(items: Floats) -> Floats:
+    """Sums over the last axis, in the order of native/pack.c: eight, then a tree of them."""
+    by_eight = items.reshape(*items.shape[:-1], -1, 8)
+    sums = by_eight[..., 0, :]
+    for i in range(1, by_eight.shape[-2]):
+        sums = sums + by_eight[..., i, :]
+    pairs = sums[..., 0::2] + sums[..., 1::2]
+    return np.asarray((pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3]))

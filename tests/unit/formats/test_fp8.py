@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.errors import NumericsError
-from colibri.formats import FP8_B32, FP8_B128, FP8Format
+from colibri.formats import FP8_B16, FP8_B32, FP8_B64, FP8_B128, FP8Format
 from colibri.formats.fp8 import E4M3, round_e4m3
 
-each_format = pytest.mark.parametrize("fmt", [FP8_B128, FP8_B32], ids=repr)
+each_format = pytest.mark.parametrize("fmt", [FP8_B128, FP8_B64, FP8_B32, FP8_B16], ids=repr)
 shapes = st.tuples(st.integers(1, 140), st.integers(1, 140))
 
 
@@ -75,7 +75,7 @@ def test_join_keeps_codes_and_scales(fmt: FP8Format) -> None:
 def test_nan_codes_are_nan(fmt: FP8Format) -> None:
     codes = np.zeros((3, 20), np.uint8)
     codes[0, 4], codes[2, 19] = 0x7F, 0xFF
-    found = fmt.decode(fmt.join(codes, np.ones((1, 1), np.float32)), (3, 20))
+    found = fmt.decode(fmt.join(codes, np.ones((1, -(-20 // fmt.block)), np.float32)), (3, 20))
     np.testing.assert_array_equal(np.argwhere(np.isnan(found)), [[0, 4], [2, 19]])
 
 

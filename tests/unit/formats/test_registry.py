@@ -5,7 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri.errors import UnsupportedModelError
-from colibri.formats import BF16, F16, F32, FORMATS, FP8_B32, FP8_B128, get_format, padded
+from colibri.formats import (
+    BF16,
+    F16,
+    F32,
+    FORMATS,
+    FP8_B16,
+    FP8_B32,
+    FP8_B64,
+    FP8_B128,
+    get_format,
+    padded,
+)
 
 
 def test_names_and_codes() -> None:
@@ -13,9 +24,9 @@ def test_names_and_codes() -> None:
         "f32",
         "f16",
         "bf16",
-        "fp8-e4m3-b128",
-        "fp8-e4m3-b32",
+        *(f"fp8-e4m3-b{block}" for block in (128, 64, 32, 16)),
         *(f"int{bits}-g{group}" for bits in (8, 4) for group in (32, 64, 128)),
+        *(f"int4-g{group}-bf16" for group in (32, 64, 128)),
         "mxfp4",
     ]
     assert all(get_format(name) is fmt and repr(fmt) == name for name, fmt in FORMATS.items())
@@ -23,11 +34,11 @@ def test_names_and_codes() -> None:
 
 
 def test_only_integers_are_coded() -> None:
-    floats = [F32, F16, BF16, FP8_B128, FP8_B32]
+    floats = [F32, F16, BF16, FP8_B128, FP8_B64, FP8_B32, FP8_B16]
     assert [fmt for fmt in FORMATS.values() if not fmt.is_coded] == floats
     groups = {name: fmt.group for name, fmt in FORMATS.items() if fmt.is_coded}
     assert groups.pop("mxfp4") == 32
-    assert all(int(name.split("g")[-1]) == group for name, group in groups.items())
+    assert all(int(name.split("-")[1][1:]) == group for name, group in groups.items())
 
 
 @pytest.mark.parametrize(
