@@ -75,13 +75,13 @@ int32_t colibri_matmul(colibri_context *ctx, const colibri_matrix *m, const floa
     return ctx->table->matmul(ctx, m, x, rows, out);
 }
 
-int32_t colibri_attention_step(colibri_context *ctx, const colibri_attention *layer, float *x, const colibri_batch *batch,
-                               const colibri_kv *kv) {
-    return ctx->table->attention_step(ctx, layer, x, batch, kv);
+int32_t colibri_attention_step(colibri_context *ctx, const colibri_attention *layer, const float *x, const colibri_batch *batch,
+                               const colibri_kv *kv, float *y) {
+    return ctx->table->attention_step(ctx, layer, x, batch, kv, y);
 }
 
-int32_t colibri_ffn_step(colibri_context *ctx, const colibri_ffn *layer, float *x, int32_t rows) {
-    return ctx->table->ffn_step(ctx, layer, x, rows);
+int32_t colibri_ffn_step(colibri_context *ctx, const colibri_ffn *layer, const float *x, int32_t rows, float *y) {
+    return ctx->table->ffn_step(ctx, layer, x, rows, y);
 }
 
 int32_t colibri_route_step(colibri_context *ctx, const colibri_router *layer, const float *x, colibri_routing *routing) {

@@ -80,7 +80,8 @@ static attention_memory take_attention(bump *b, int64_t rows, int64_t D, int64_t
     return m;
 }
 
-static int32_t attention_step(colibri_context *ctx, const colibri_attention *layer, float *x, const colibri_batch *batch, const colibri_kv *kv) {
+static int32_t attention_step(colibri_context *ctx, const colibri_attention *layer, const float *x, const colibri_batch *batch,
+                              const colibri_kv *kv, float *y) {
     const int64_t rows = batch->rows, D = batch->hidden_size, hd = layer->head_dim;
     const colibri_matrix *const first[3] = {&layer->q_proj, &layer->k_proj, &layer->v_proj}, *const second[1] = {&layer->o_proj};
     bump b = bump_of(ctx);
@@ -95,7 +96,7 @@ static int32_t attention_step(colibri_context *ctx, const colibri_attention *lay
     pool_run(ctx->pool, finish_projections, &job, rows, 1);
     attend_all(ctx, &job);
     code_input(ctx, &m.mixed_in, rows);
-    linear_one(ctx, &layer->o_proj, &m.mixed_in, rows, x, ADD);
+    linear_one(ctx, &layer->o_proj, &m.mixed_in, rows, y, ADD);
     return COLIBRI_OK;
 }
 

@@ -159,13 +159,13 @@ static int32_t run_ffn(colibri_context *ctx, const colibri_ffn *layer, const flo
     return COLIBRI_OK;
 }
 
-static int32_t ffn_step(colibri_context *ctx, const colibri_ffn *layer, float *x, int32_t rows) {
+static int32_t ffn_step(colibri_context *ctx, const colibri_ffn *layer, const float *x, int32_t rows, float *y) {
     bump b = bump_of(ctx);
     ffn_memory memory;
     const int32_t code = run_ffn(ctx, layer, x, rows, &b, &memory);
     if (code != COLIBRI_OK) return code;
     const int64_t n = (int64_t)rows * layer->gate_proj.columns;
-    for (int64_t i = 0; i < n; i++) x[i] += memory.out[i];
+    for (int64_t i = 0; i < n; i++) y[i] += memory.out[i];
     return COLIBRI_OK;
 }
 

@@ -51,7 +51,7 @@ class RouteCounter:
     """
 
     def __init__(self, description: Description) -> None:
-        found = list(description.blueprint.moe_layers())
+        found = description.blueprint.sparse_layers()
         if not found:
             raise SettingsError(f"{description.checkpoint.directory} has no experts to measure")
         self.layers = [layer for layer, _ in found]

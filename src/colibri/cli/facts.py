@@ -35,19 +35,19 @@ def facts_of(settings: Settings) -> dict[str, Any]:
 def facts_of_model(description: Description) -> dict[str, Any]:
     """Shape, formats and files; parameters count matrices, norms and biases alike."""
     blueprint, checkpoint = description.blueprint, description.checkpoint
-    config, moe_layers = blueprint.config, blueprint.moe_layers()
+    config, sparse = blueprint.config, blueprint.sparse_layers()
     layouts = description.experts.layers
     dense = sum(math.prod(tensor.parameter.shape) for tensor in description.dense)
     per_expert = {x.layer: sum(p.rows * p.columns for p in x.parts) for x in layouts}
     files = {tensor.spec.file for tensor in description.dense} | set(description.experts.files)
-    active = sum(moe.num_experts_per_tok * per_expert[i] for i, moe in moe_layers)
+    active = sum(moe.num_experts_per_tok * per_expert[i] for i, moe in sparse)
     return {
         "model": str(checkpoint.directory),
         "family": blueprint.family.model_type,
         "num_layers": config.num_hidden_layers,
-        "num_moe_layers": len(moe_layers),
-        "num_experts": max((moe.num_experts for _, moe in moe_layers), default=0),
-        "num_experts_per_tok": max((moe.num_experts_per_tok for _, moe in moe_layers), default=0),
+        "num_moe_layers": len(sparse),
+        "num_experts": max((moe.num_experts for _, moe in sparse), default=0),
+        "num_experts_per_tok": max((moe.num_experts_per_tok for _, moe in sparse), default=0),
         "num_parameters": dense + sum(x.num_experts * per_expert[x.layer] for x in layouts),
         "num_active_parameters": dense + active,
         "max_position_embeddings": config.max_position_embeddings,

@@ -16,17 +16,28 @@ Routes = Callable[[int, Routing], None]  # layer, routing
 
 
 class SequenceState(Protocol):
-    """The attention state of one sequence: blocks borrowed from the pool."""
+    """What one sequence keeps: blocks borrowed from the pool, and a cell of recurrent state."""
 
     @property
     def table(self) -> NDArray[np.int32]:
         """Blocks that hold positions 0-63, 64-127, …; -1 = none yet."""
 
+    @property
+    def cell(self) -> int:
+        """The cell of its recurrent state, -1 where there is none."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the state can go back to snapshots only."""
+
     def reserve(self, length: int) -> None:
         """Borrow blocks for positions below `length`."""
 
-    def truncate(self, length: int) -> None:
-        """Give back the blocks that hold no position below `length`."""
+    def snapshot(self) -> None:
+        """Remember the state as it is, where it can go back to snapshots only."""
+
+    def truncate(self, length: int) -> int:
+        """Forget positions from `length` on; return how many remain, fewer if it must go back."""
 
     def close(self) -> None:
         """Give back everything."""

@@ -21,16 +21,21 @@ def prefill(
 ) -> NDArray[np.float32]:
     """Run `ids`, `chunk` tokens a pass; return the logits `[V]` after the last one.
 
-    `progress(done, total)` is called before the first pass and after each.
+    The last token of a recurrent model's prompt goes alone, behind a snapshot, because the same
+    prompt asked again runs it again. `progress(done, total)` is called before the first pass and
+    after each.
 
     Raises:
         Cancelled: asked for between two layers; the passes that ended stay in the session.
     """
     done = 0
     _report(progress, done, len(ids))
-    for part in _chunks(ids, chunk):
+    whole = len(ids) - 1 if session.is_recurrent else len(ids)
+    for part in (*_chunks(ids[:whole], chunk), *_chunks(ids[whole:], 1)):
         done += len(part)
         last = done == len(ids)
+        if last and session.is_recurrent:
+            session.snapshot()
         wanted = np.asarray([len(part) - 1] if last else [], np.int32)
         logits = session.extend(part, wanted, cancelled=cancelled)
         _report(progress, done, len(ids))

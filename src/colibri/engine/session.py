@@ -45,7 +45,8 @@ class Session:
     ) -> NDArray[np.float32]:
         """Run `ids [T]` in one pass; return the logits `[R, V]` of the rows `wanted [R]`.
 
-        A pass that fails or is cancelled leaves the session as it was.
+        A pass that fails or is cancelled leaves the session as it was, or where the model is
+        recurrent, as it was at the last snapshot.
 
         Raises:
             Cancelled: `cancelled()` was true between two layers.
@@ -70,19 +71,28 @@ class Session:
                 positions=np.arange(start, start + count, dtype=np.int32),
                 members=np.zeros(count, np.int32),
                 block_tables=np.atleast_2d(self._state.table),
+                cells=np.full(1, self._state.cell, np.int32),
             )
             logits = self._model.forward(ids, batch, wanted, cancelled=cancelled, routes=routes)
         except BaseException:
-            self._state.truncate(start)
+            del self._ids[self._state.truncate(start) :]
             raise
         self._ids.extend(ids.tolist())
         return logits
 
     def rewind(self, length: int) -> None:
-        """Forget everything from position `length` on."""
+        """Forget everything from position `length` on; a recurrent model may forget more."""
         if length < self.position:
-            self._state.truncate(length)
-            del self._ids[length:]
+            del self._ids[self._state.truncate(length) :]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it can be rewound to snapshots only."""
+        return self._state.is_recurrent
+
+    def snapshot(self) -> None:
+        """Remember this position, for a later `rewind` of a recurrent model."""
+        self._state.snapshot()
 
     def rewind_to_prefix_of(self, ids: Sequence[int]) -> int:
         """Keep what `ids` starts with, but never all of `ids`: its last token has to be run.

@@ -1,16 +1,17 @@
 """The boundary between what people read and what is fast: operations, and the weights they take.
 
 A layer is three calls: `attention_step`, then `route_step` and `moe_step` (or `ffn_step` where the
-layer is dense). `x [T, D]` float32 is the residual stream and is updated in place. Rows of `x` are
-tokens of any number of sequences; what a row computes depends on that row and its own sequence
-alone, never on its neighbours, on threads or on chunking (docs/ARCHITECTURE.md, "Numerics").
+layer is dense). `x [T, D]` float32 is the residual stream; a step reads it and adds to `y`, which
+is `x` itself unless the model has more to do with the result. Rows of `x` are tokens of any number
+of sequences; what a row computes depends on that row and its own sequence alone, never on its
+neighbours, on threads or on chunking (docs/ARCHITECTURE.md, "Numerics").
 `kernels.reference` computes with NumPy and owes the stated tolerance; `kernels.native` owes bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
@@ -188,11 +189,13 @@ class Batch:
         members: `[T]` index of the row's sequence in `block_tables`.
         block_tables: `[S, B]` blocks of the K/V pool that hold positions 0-63, 64-127, … of each
             sequence (-1 = none yet).
+        cells: `[S]` the cell of fixed-size state of each sequence (-1 where the model keeps none).
     """
 
     positions: Ints
     members: Ints
     block_tables: Ints
+    cells: Ints = field(default_factory=lambda: np.full(1, -1, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,38 @@ class KVLayer:
     offset: int
     num_kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVPlane:
+    """One plane of a layer in the pool: what each position, or each `stride` positions, keep.
+
+    Block b holds, from byte `b * block_nbytes + offset`, the format's matrix `[heads * entries,
+    width]`, where a block's `entries` are `max(1, 64 / stride)`. The entry of the positions from
+    `w * stride` to `(w + 1) * stride - 1` lies in the block of the last of them.
+    """
+
+    pool: Bytes
+    format: FloatFormat | RowInt8Format
+    block_nbytes: int
+    offset: int
+    heads: int
+    width: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellLayer:
+    """One recurrent layer's share of the state cells, which every sequence has one of.
+
+    Cell c holds, from byte `c * cell_nbytes + offset`, `nbytes` bytes that are zero when a sequence
+    begins; the layer alone knows what they mean.
+    """
+
+    pool: Bytes
+    cell_nbytes: int
+    offset: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +342,21 @@ class Kernels(Protocol):
         """Rows `ids [T]` of the embedding, `[T, D]`."""
 
     def attention_step(
-        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+        self,
+        layer: Attention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        kv: KVLayer,
+        y: Floats | None = None,
     ) -> None:
-        """`x += o_proj(attention(norm(x)))`; K and V are rounded into the pool, read from there."""
+        """`y += o_proj(attention(norm(x)))`; K and V are rounded into the pool, read from there.
 
-    def ffn_step(self, layer: FFN, x: Floats) -> None:
-        """`x += ffn(norm(x))`."""
+        `y` None is `x` itself.
+        """
+
+    def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
+        """`y += ffn(norm(x))`; `y` None is `x` itself."""
 
     def route_step(self, layer: Router, x: Floats) -> Routing:
         """Norm and route. Raises NonFiniteRow."""

@@ -104,19 +104,27 @@ class NativeKernels:
         return out
 
     def attention_step(
-        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+        self,
+        layer: Attention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        kv: KVLayer,
+        y: Floats | None = None,
     ) -> None:
         """See `Kernels.attention_step`."""
         check_kv(layer, kv)
         c_x = self._floats(x, (len(batch.positions), layer.norm.weight.size), "x")
+        c_y = c_x if y is None or y is x else self._floats(y, x.shape, "y")
         c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, x.shape[1])
         c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
-        self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv)
+        self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv, c_y)
 
-    def ffn_step(self, layer: FFN, x: Floats) -> None:
+    def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
         """See `Kernels.ffn_step`."""
         c_x = self._floats(x, (-1, layer.gate_proj.columns), "x")
-        self._do("colibri_ffn_step", self._structs.ffn(layer), c_x, len(x))
+        c_y = c_x if y is None or y is x else self._floats(y, x.shape, "y")
+        self._do("colibri_ffn_step", self._structs.ffn(layer), c_x, len(x), c_y)
 
     def route_step(self, layer: Router, x: Floats) -> Routing:
         """See `Kernels.route_step`."""

@@ -56,9 +56,15 @@ class ReferenceKernels:
         return _decoded(table)[ids]
 
     def attention_step(
-        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+        self,
+        layer: Attention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        kv: KVLayer,
+        y: Floats | None = None,
     ) -> None:
-        """Project, write K and V into the pool, attend from the pool, add to `x`."""
+        """Project, write K and V into the pool, attend from the pool, add."""
         hidden = rms_norm(x, layer.norm)
         q = self._heads(layer, layer.q_proj, layer.q_norm, layer.num_heads, hidden)  # [T, H, hd]
         k = self._heads(layer, layer.k_proj, layer.k_norm, layer.num_kv_heads, hidden)  # [T, K, hd]
@@ -76,12 +82,14 @@ class ReferenceKernels:
             mixed[rows] = attend(
                 q[rows], keys, values, positions, layer.scale, layer.window, layer.sinks
             )
-        x += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
+        y = x if y is None else y
+        y += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
 
-    def ffn_step(self, layer: FFN, x: Floats) -> None:
+    def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
         """A dense layer."""
         hidden = x if layer.norm is None else rms_norm(x, layer.norm)
-        x += self._ffn(layer, hidden)
+        y = x if y is None else y
+        y += self._ffn(layer, hidden)
 
     def route_step(self, layer: Router, x: Floats) -> Routing:
         """Score, choose, weigh."""

@@ -1,8 +1,9 @@
-"""The K/V pool: blocks of 64 positions for all layers at once, borrowed by sequences.
+"""The pool of attention state: blocks of 64 positions, and cells of recurrent state.
 
-Block b holds every layer's keys and values of 64 positions of one sequence. A layer's share starts
-at the same offset in each block, on a 64-byte boundary: K `[K, 64, head_dim]`, then V; for `int8`
-each followed by a float32 scale for every head and position `[K, 64]`.
+Block b holds every layer's planes (`Plane`) of 64 positions of one sequence; a layer's share starts
+at the same offset in each block, on a 64-byte boundary. For `int8` the codes of a plane are
+followed by a float32 scale for every row. A sequence of a model with recurrent layers has one cell,
+which holds all their states, and further cells for snapshots of it.
 """
 
 from __future__ import annotations
@@ -10,75 +11,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
 
 import numpy as np
 
 from colibri.errors import BudgetError
-from colibri.formats import Bytes, FloatFormat, RowInt8Format, padded
-from colibri.kernels.api import KV_BLOCK, KVLayer
+from colibri.formats import Bytes
+from colibri.kernels.api import KV_BLOCK, CellLayer, KVPlane
 from colibri.kernels.mapping import Mapping
+from colibri.kv.shape import KVFormat, StateShape, block_nbytes, cell_nbytes
 from colibri.kv.state import KVState
 
-_ALIGN = 64
 
-KVFormat: TypeAlias = FloatFormat | RowInt8Format
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerState:
+    """Where one layer's state lies, for all sequences.
 
+    Attributes:
+        planes: as its `StateShape` lists them.
+        cells: None where the layer keeps none.
+    """
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one attention layer keeps of a position."""
-
-    num_kv_heads: int
-    head_dim: int
-
-
-def block_nbytes(layers: Sequence[KVShape], fmt: KVFormat) -> int:
-    """Bytes of one block: 64 positions of all layers."""
-    return sum(_layer_nbytes(shape, fmt) for shape in layers)
-
-
-def _layer_nbytes(shape: KVShape, fmt: KVFormat) -> int:
-    keys = fmt.nbytes((shape.num_kv_heads * KV_BLOCK, shape.head_dim))
-    return padded(2 * keys, _ALIGN)
+    planes: tuple[KVPlane, ...]
+    cells: CellLayer | None
 
 
 class KVPool:
-    """One private mapping, planned once; blocks are reference-counted.
+    """Two private mappings, planned once; blocks and cells are reference-counted.
 
     Attributes:
         num_blocks: all blocks.
         block_nbytes: bytes of each.
+        num_cells: all cells; 0 for a model without recurrent layers.
+        cell_nbytes: bytes of each.
     """
 
-    def __init__(self, layers: Sequence[KVShape], num_blocks: int, fmt: KVFormat) -> None:
-        """Reserve the pool; it becomes resident as blocks are written.
+    def __init__(
+        self, layers: Sequence[StateShape], num_blocks: int, fmt: KVFormat, num_cells: int = 0
+    ) -> None:
+        """Reserve the pool; it becomes resident as it is written.
 
         Raises:
             BudgetError: the system refuses the memory.
         """
         self.num_blocks, self.block_nbytes = num_blocks, block_nbytes(layers, fmt)
+        self.cell_nbytes = cell_nbytes(layers)
+        self.num_cells = num_cells if self.cell_nbytes else 0
         self._shapes, self._format = tuple(layers), fmt
-        self._offsets = list(accumulate((_layer_nbytes(s, fmt) for s in layers), initial=0))
-        self._mapping = Mapping(num_blocks * self.block_nbytes, "the K/V pool")
+        self._offsets = list(accumulate((s.block_nbytes(fmt) for s in layers), initial=0))
+        self._cell_offsets = list(accumulate((s.padded_cell_nbytes for s in layers), initial=0))
+        self._blocks = Mapping(num_blocks * self.block_nbytes, "the K/V pool")
+        self._cells = Mapping(self.num_cells * self.cell_nbytes, "recurrent state")
         self._owners = np.zeros(num_blocks, np.int32)
+        self._free_cells = list(range(self.num_cells - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
         return self.num_blocks - int(np.count_nonzero(self._owners))
 
-    def layer(self, index: int) -> KVLayer:
-        """The share of attention layer `index`."""
-        shape = self._shapes[index]
-        return KVLayer(
-            pool=self._mapping.data,
-            format=self._format,
-            block_nbytes=self.block_nbytes,
-            offset=self._offsets[index],
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-        )
+    @property
+    def num_free_cells(self) -> int:
+        """Cells that nobody holds."""
+        return len(self._free_cells)
+
+    def layer(self, index: int) -> LayerState:
+        """The share of layer `index`."""
+        shape, start = self._shapes[index], self._offsets[index]
+        planes = []
+        for plane in shape.planes:
+            planes.append(
+                KVPlane(
+                    pool=self._blocks.data,
+                    format=plane.format or self._format,
+                    block_nbytes=self.block_nbytes,
+                    offset=start,
+                    heads=plane.heads,
+                    width=plane.width,
+                    stride=plane.stride,
+                )
+            )
+            start += plane.nbytes(self._format)
+        return LayerState(tuple(planes), self._cell_layer(index))
+
+    def _cell_layer(self, index: int) -> CellLayer | None:
+        nbytes = self._shapes[index].cell_nbytes
+        if not nbytes:
+            return None
+        return CellLayer(self._cells.data, self.cell_nbytes, self._cell_offsets[index], nbytes)
 
     def open_state(self) -> KVState:
         """An empty sequence."""
@@ -115,10 +134,31 @@ class KVPool:
         """Copy what a block holds."""
         self._block(target)[:] = self._block(source)
 
+    def allocate_cell(self) -> int | None:
+        """A free cell, None where there is none; what it holds is unspecified."""
+        return self._free_cells.pop() if self._free_cells else None
+
+    def release_cell(self, cell: int) -> None:
+        """Give a cell back."""
+        self._free_cells.append(cell)
+
+    def clear_cell(self, cell: int) -> None:
+        """Zeros: the state before the first position."""
+        self._cell(cell)[:] = 0
+
+    def copy_cell(self, source: int, target: int) -> None:
+        """Copy what a cell holds."""
+        self._cell(target)[:] = self._cell(source)
+
     def close(self) -> None:
         """Give the memory back. Arrays that look at it stay valid and read zeros."""
-        self._mapping.close()
+        self._blocks.close()
+        self._cells.close()
 
     def _block(self, number: int) -> Bytes:
         start = number * self.block_nbytes
-        return self._mapping.data[start : start + self.block_nbytes]
+        return self._blocks.data[start : start + self.block_nbytes]
+
+    def _cell(self, number: int) -> Bytes:
+        start = number * self.cell_nbytes
+        return self._cells.data[start : start + self.cell_nbytes]

@@ -1,4 +1,8 @@
-"""The attention state of one sequence: the blocks that hold its positions."""
+"""The attention state of one sequence: the blocks that hold its positions, and its cell.
+
+Blocks can be cut anywhere. A recurrent state cannot: it is that of one position only, so it goes
+back to the nearest snapshot, and what lies between is computed again.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,22 @@ from typing import Protocol
 
 import numpy as np
 
-from colibri.errors import ContextLengthError
+from colibri.errors import BudgetError, ContextLengthError
 from colibri.kernels.api import KV_BLOCK, Ints
+
+NO_CELL = -1
 
 
 class Blocks(Protocol):
-    """Where blocks are borrowed; see `KVPool`."""
+    """Where blocks and cells are borrowed; see `KVPool`."""
 
     @property
     def num_blocks(self) -> int:
         """All blocks there are."""
+
+    @property
+    def num_cells(self) -> int:
+        """All cells there are; 0 for a model without recurrent layers."""
 
     def allocate(self, n: int) -> list[int]:
         """Take `n` blocks; raises BudgetError."""
@@ -33,15 +43,29 @@ class Blocks(Protocol):
     def copy(self, source: int, target: int) -> None:
         """Copy what a block holds."""
 
+    def allocate_cell(self) -> int | None:
+        """Take a cell, if one is free."""
+
+    def release_cell(self, cell: int) -> None:
+        """Give a cell back."""
+
+    def clear_cell(self, cell: int) -> None:
+        """Make it the state before the first position."""
+
+    def copy_cell(self, source: int, target: int) -> None:
+        """Copy what a cell holds."""
+
 
 class KVState:
-    """Positions 0 to `length`, in blocks of the pool."""
+    """Positions 0 to `length`, in blocks of the pool and, where the model is recurrent, a cell."""
 
     def __init__(self, pool: Blocks) -> None:
         """An empty sequence."""
         self._pool = pool
         self._blocks: list[int] = []
         self._length = 0
+        self._cell = NO_CELL
+        self._snapshots: dict[int, int] = {}  # length -> cell, the oldest first
 
     @property
     def length(self) -> int:
@@ -52,6 +76,16 @@ class KVState:
     def table(self) -> Ints:
         """The blocks `[B]` of positions 0-63, 64-127 and so on."""
         return np.array(self._blocks, np.int32)
+
+    @property
+    def cell(self) -> int:
+        """The cell of the recurrent state, -1 where there is none."""
+        return self._cell
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the state can go back to snapshots only."""
+        return self._pool.num_cells > 0
 
     def reserve(self, length: int) -> None:
         """Make room for positions below `length`.
@@ -69,17 +103,37 @@ class KVState:
                 f"{self._pool.num_blocks} ({self._pool.num_blocks * KV_BLOCK} positions): "
                 "shorten the prompt or max_tokens, or raise context_length"
             )
+        if self.is_recurrent and self._cell == NO_CELL:
+            self._cell = self._new_cell()
+            self._pool.clear_cell(self._cell)
         self._blocks += self._pool.allocate(needed - len(self._blocks))
         self._length = length
 
-    def truncate(self, length: int) -> None:
-        """Forget positions from `length` on and give their blocks back.
+    def snapshot(self) -> None:
+        """Remember the recurrent state as it is now, if there is one and a cell for it.
 
-        A block that is shared and now ends inside the sequence will be written to again, so it is
-        replaced by a copy; this may raise BudgetError, and then nothing has changed.
+        Where all cells are taken, this sequence's oldest snapshot makes room.
+        """
+        if self._cell == NO_CELL or self._length in self._snapshots:
+            return
+        cell = self._pool.allocate_cell()
+        if cell is None and self._snapshots:
+            cell = self._snapshots.pop(next(iter(self._snapshots)))
+        if cell is not None:
+            self._pool.copy_cell(self._cell, cell)
+            self._snapshots[self._length] = cell
+
+    def truncate(self, length: int) -> int:
+        """Forget positions from `length` on; return how many remain.
+
+        These are `length`, or for a recurrent state the nearest snapshot's. A block that is shared
+        and now ends inside the sequence will be written to again, so it is replaced by a copy; this
+        may raise BudgetError, and then nothing has changed.
         """
         if length >= self._length:
-            return
+            return self._length
+        if self.is_recurrent:
+            length = max((kept for kept in self._snapshots if kept <= length), default=0)
         keep = _num_blocks(length)
         last = self._blocks[keep - 1] if length % KV_BLOCK else None
         if last is not None and self._pool.is_shared(last):
@@ -90,25 +144,57 @@ class KVState:
         dropped, self._blocks = self._blocks[keep:], self._blocks[:keep]
         self._length = length
         self._pool.release(dropped)
+        self._restore(length)
+        return length
 
     def fork(self, length: int) -> KVState:
         """Another sequence with the same first positions: whole blocks are shared, never copied.
 
         Args:
-            length: positions to have in common, a multiple of 64, at most `length`.
+            length: positions to have in common, a multiple of 64, at most `length`; of a recurrent
+                state all of them.
         """
         if length % KV_BLOCK or not 0 <= length <= self._length:
             raise ValueError(f"{length} is no whole number of blocks below {self._length}")
+        if self.is_recurrent and length != self._length:
+            raise ValueError(f"a recurrent state of {self._length} positions is shared whole")
         other = KVState(self._pool)
+        if self._cell != NO_CELL:
+            other._cell = other._new_cell()
+            self._pool.copy_cell(self._cell, other._cell)
         other._blocks = self._blocks[: length // KV_BLOCK]
         other._length = length
         self._pool.share(other._blocks)
         return other
 
     def close(self) -> None:
-        """Give all blocks back; closing twice is fine."""
+        """Give everything back; closing twice is fine."""
         dropped, self._blocks, self._length = self._blocks, [], 0
         self._pool.release(dropped)
+        self._drop_snapshots(0)
+        if self._cell != NO_CELL:
+            self._pool.release_cell(self._cell)
+            self._cell = NO_CELL
+
+    def _new_cell(self) -> int:
+        cell = self._pool.allocate_cell()
+        if cell is None:
+            raise BudgetError(
+                f"all {self._pool.num_cells} cells of recurrent state are taken: close a session"
+            )
+        return cell
+
+    def _restore(self, length: int) -> None:
+        """The recurrent state after `length` positions, which is zero or a snapshot."""
+        self._drop_snapshots(length + 1)
+        if self._cell != NO_CELL and length in self._snapshots:
+            self._pool.copy_cell(self._snapshots[length], self._cell)
+        elif self._cell != NO_CELL:
+            self._pool.clear_cell(self._cell)
+
+    def _drop_snapshots(self, length: int) -> None:
+        for late in [kept for kept in self._snapshots if kept >= length]:
+            self._pool.release_cell(self._snapshots.pop(late))
 
 
 def _num_blocks(length: int) -> int:

@@ -10,14 +10,14 @@ import numpy as np
 
 from colibri.formats import BF16, FloatFormat, Floats
 from colibri.kernels.api import KV_BLOCK, Attention, Batch, KVLayer, Limits, Matrix, Norm, RopeTable
-from colibri.kv import KVPool
-from colibri.kv.pool import KVShape
+from colibri.kv import KVPool, StateShape
 from colibri.lab.bench_config import KernelBench
 from colibri.lab.bench_result import Measured, Result
 from colibri.lab.bootstrap import interval, median
 from colibri.lab.inputs import gaussian
 from colibri.lab.pairs import Ring, alternate
 from colibri.lab.working_set import BenchKernels, check_room
+from colibri.nn.attention import keys_and_values
 
 # The heads of Qwen3-30B-A3B. The layer is narrow, so that its projections, which are matrices and
 # measured as such, take no part worth mentioning.
@@ -43,7 +43,7 @@ class AttentionTurns:
         table = np.arange(pool.num_blocks, dtype=np.int32)[None]
         batch = Batch(np.array([positions - 1], np.int32), np.zeros(1, np.int32), table)
         ones = np.ones((1, _HEAD_DIM // 2), np.float32)
-        layers = [pool.layer(index) for index in range(num_layers)]
+        layers = [keys_and_values(pool.layer(index)) for index in range(num_layers)]
         return cls(
             kernels, _layer(), layers, batch, RopeTable(ones, 0 * ones), Ring(layers[0].pool.size)
         )
@@ -79,7 +79,7 @@ def bench_attention(bench: KernelBench, kernels: BenchKernels) -> Iterator[Measu
     layer_nbytes = blocks * 2 * BF16.nbytes((_KV_HEADS * KV_BLOCK, _HEAD_DIM))
     num_layers = max(2, -(-bench.working_set_bytes // layer_nbytes))
     check_room(num_layers * layer_nbytes, "the K/V pool of the bench")
-    pool = KVPool([KVShape(_KV_HEADS, _HEAD_DIM)] * num_layers, blocks, BF16)
+    pool = KVPool([StateShape.keys_and_values(_KV_HEADS, _HEAD_DIM)] * num_layers, blocks, BF16)
     try:
         _fill(pool, BF16)
         turns = AttentionTurns.over(kernels, pool, num_layers)
@@ -129,7 +129,7 @@ def _layer() -> Attention:
 
 def _fill(pool: KVPool, fmt: FloatFormat) -> None:
     """Normal keys and values; each piece begins elsewhere in the same drawn numbers."""
-    data = pool.layer(0).pool
+    data = pool.layer(0).planes[0].pool
     drawn = fmt.encode(gaussian(np.random.default_rng(0), 1024, 1024))
     for number, start in enumerate(range(0, data.size, drawn.size)):
         piece = data[start : start + drawn.size]

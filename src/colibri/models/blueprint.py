@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,13 @@ from typing import Any
 from colibri.checkpoint.config import normalize
 from colibri.checkpoint.experts import ExpertLayer
 from colibri.kernels.api import Limits
+from colibri.kv import StateShape
 from colibri.models.config import BaseConfig
-from colibri.models.family import Family, Layer
+from colibri.models.family import Family
 from colibri.models.registry import family_of
-from colibri.nn.ffn import DenseFFN
-from colibri.nn.moe import MoEFFN
 from colibri.nn.parameter import Parameter
-
-EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+from colibri.nn.sublayer import Demand, Layer
+from colibri.nn.trunk import LM_HEAD, Trunk
 
 
 def layer_prefix(index: int) -> str:
@@ -31,6 +31,7 @@ class Blueprint:
     family: Family
     config: BaseConfig
     layers: tuple[Layer, ...]
+    trunk: Trunk
 
     @classmethod
     def of(cls, raw_config: Mapping[str, Any]) -> Blueprint:
@@ -42,54 +43,47 @@ class Blueprint:
         normal = normalize(raw_config)
         family = family_of(normal)
         config = family.config.read(normal)
-        return cls(
-            family, config, tuple(family.layer(config, i) for i in range(config.num_hidden_layers))
-        )
+        layers = tuple(family.layer(config, i) for i in range(config.num_hidden_layers))
+        return cls(family, config, layers, family.trunk(config))
 
     def parameters(self) -> list[Parameter]:
         """Every dense tensor, in the order of the forward pass."""
-        cfg = self.config
-        found = [Parameter(EMBEDDING, (cfg.vocab_size, cfg.hidden_size), "embedding")]
+        found = self.trunk.first_parameters()
         for index, layer in enumerate(self.layers):
-            found += layer.attention.parameters(layer_prefix(index))
-            found += layer.ffn.parameters(layer_prefix(index))
-        found.append(Parameter(FINAL_NORM, (cfg.hidden_size,), "norm"))
-        if not cfg.tie_word_embeddings:
-            found.append(Parameter(LM_HEAD, (cfg.vocab_size, cfg.hidden_size), "matrix"))
-        return found
-
-    def moe_layers(self) -> list[tuple[int, MoEFFN]]:
-        """The sparse layers with their numbers."""
-        return [
-            (i, layer.ffn) for i, layer in enumerate(self.layers) if isinstance(layer.ffn, MoEFFN)
-        ]
+            found += layer.parameters(layer_prefix(index))
+        return [*found, *self.trunk.last_parameters()]
 
     def expert_layers(self) -> list[ExpertLayer]:
         """What the checkpoint must hold of routed experts."""
-        return [moe.expert_layer(i, layer_prefix(i)) for i, moe in self.moe_layers()]
+        found = (
+            layer.expert_layer(index, layer_prefix(index))
+            for index, layer in enumerate(self.layers)
+        )
+        return [experts for experts in found if experts is not None]
+
+    def sparse_layers(self) -> list[tuple[int, Demand]]:
+        """The layers with routed experts, and what these ask for."""
+        found = [(index, layer.demand) for index, layer in enumerate(self.layers)]
+        return [(index, demand) for index, demand in found if demand.num_experts]
+
+    def states(self) -> list[StateShape]:
+        """What each sublayer keeps of a sequence, in the order of the forward pass."""
+        return [each.state for layer in self.layers for each in layer.sublayers]
 
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors that are knowingly not used; a tied model's own lm_head is one."""
-        return (
-            (*self.family.ignore, r"lm_head\.weight")
-            if self.config.tie_word_embeddings
-            else self.family.ignore
-        )
+        ignored = self.family.ignore
+        return (*ignored, re.escape(LM_HEAD)) if self.trunk.tied else ignored
 
     def limits(self, rows: int) -> Limits:
         """The largest step of `rows` rows."""
-        cfg, widths = self.config, [1]
-        experts = active = 1
-        for layer in self.layers:
-            ffn = layer.ffn
-            widths.append(ffn.intermediate_size)
-            if not isinstance(ffn, DenseFFN):
-                widths.append(ffn.shared_intermediate_size or 1)
-                experts, active = (
-                    max(experts, ffn.num_experts),
-                    max(active, ffn.num_experts_per_tok),
-                )
-        attention = max(layer.attention.width for layer in self.layers)
+        demand = Demand.largest(layer.demand for layer in self.layers)
         return Limits(
-            rows, cfg.hidden_size, attention, max(widths), experts, active, cfg.vocab_size
+            rows=rows,
+            hidden_size=self.config.hidden_size,
+            attention_width=demand.attention_width,
+            intermediate_size=max(1, demand.intermediate_size),
+            num_experts=max(1, demand.num_experts),
+            num_experts_per_tok=max(1, demand.num_experts_per_tok),
+            vocab_size=self.config.vocab_size,
         )

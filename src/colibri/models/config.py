@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from colibri.errors import ConfigError, UnsupportedModelError
+from colibri.nn.norm import RMSNorm
 from colibri.nn.rope import Rope
 
 _INERT = re.compile(
@@ -66,6 +67,7 @@ class BaseConfig:
 
     default_rope_theta: ClassVar[float] = 10000.0
     partial_rotary: ClassVar[bool] = False  # whether the family rotates a part of a head only
+    centred_norms: ClassVar[bool] = False  # whether the family stores its norms' weights minus 1
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -140,6 +142,11 @@ class BaseConfig:
         """Raise ConfigError with the key, its value and the rule unless it holds."""
         if not holds:
             raise ConfigError(f"config.json: {key} = {getattr(self, key)!r} {rule}")
+
+    @property
+    def norm(self) -> RMSNorm:
+        """The norm of the model."""
+        return RMSNorm(self.rms_norm_eps, self.centred_norms)
 
     @property
     def kv_heads(self) -> int:

@@ -12,7 +12,7 @@ from colibri.checkpoint.safetensors import TensorSpec
 from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.formats import BF16, F16, F32, FloatFormat, Format
 from colibri.models.blueprint import Blueprint
-from colibri.nn.parameter import Parameter
+from colibri.nn.parameter import VECTORS, Parameter
 
 FLOAT_DTYPES: dict[str, FloatFormat] = {"F32": F32, "F16": F16, "BF16": BF16}
 _ALIGNMENT = 64
@@ -107,8 +107,7 @@ def _dense(checkpoint: Checkpoint, census: Census, parameter: Parameter) -> Dens
         return DenseTensor(parameter, spec, coded, coded)
     spec = census.take(parameter.name, parameter.shape)
     stored = _float_format(spec)
-    is_vector = parameter.kind in ("norm", "bias")
-    return DenseTensor(parameter, spec, stored, F32 if is_vector else stored)
+    return DenseTensor(parameter, spec, stored, F32 if parameter.kind in VECTORS else stored)
 
 
 def _float_format(spec: TensorSpec) -> FloatFormat:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from colibri.models.config import BaseConfig
-from colibri.nn.attention import GroupedQueryAttention
-from colibri.nn.ffn import DenseFFN
-from colibri.nn.moe import MoEFFN
-
-FeedForward: TypeAlias = DenseFFN | MoEFFN
+from colibri.nn.sublayer import Layer
+from colibri.nn.trunk import Trunk
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A standard block: `x += attention(norm(x))`, then `x += ffn(norm(x))`."""
-
-    attention: GroupedQueryAttention
-    ffn: FeedForward
+def plain_trunk(cfg: BaseConfig) -> Trunk:
+    """Embedding, final norm and head without anything peculiar."""
+    return Trunk(
+        vocab_size=cfg.vocab_size,
+        hidden_size=cfg.hidden_size,
+        norm=cfg.norm,
+        tied=cfg.tie_word_embeddings,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,7 @@ class Family:
         model_type: config.json's `model_type`; also the name of the family's file.
         config: the dataclass that reads config.json.
         layer: builds layer `index` of a config.
+        trunk: builds what stands around the layers.
         aliases: other `model_type` values of the same computation.
         rename: (pattern, replacement) pairs from the checkpoint's tensor names to ours.
         spelling: how published checkpoints spell experts: `per-expert`, `w1w3w2` or `fused` (for
@@ -45,6 +45,7 @@ class Family:
     model_type: str
     config: type[BaseConfig]
     layer: Callable[[Any, int], Layer]
+    trunk: Callable[[Any], Trunk] = plain_trunk
     aliases: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
     spelling: str = "per-expert"

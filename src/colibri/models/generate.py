@@ -11,9 +11,10 @@ from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
 from colibri.checkpoint.generate import RandomModel, RandomTensor, generate_checkpoint
 from colibri.errors import UnsupportedModelError
 from colibri.formats import BF16, Format, get_format
-from colibri.models.blueprint import LM_HEAD, Blueprint
+from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.nn.parameter import Parameter
+from colibri.nn.trunk import LM_HEAD
 
 # What makes a tiny model peculiar and would only confuse a large one.
 _TINY_ONLY = ("mlp_only_layers", "layer_types", "use_sliding_window", "sliding_window")

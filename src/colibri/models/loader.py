@@ -13,7 +13,7 @@ from colibri.checkpoint.safetensors import read_into, read_tensor
 from colibri.errors import NumericsError
 from colibri.formats import Bytes, Floats
 from colibri.kernels import library
-from colibri.kernels.api import FFN, Head, Kernels, Matrix, Norm
+from colibri.kernels.api import Kernels, Matrix
 from colibri.kernels.mapping import Mapping
 from colibri.kv import KVPool
 from colibri.memory.governor import Governor
@@ -21,13 +21,12 @@ from colibri.memory.opening import open_store
 from colibri.memory.prefetch import Prefetcher, PrefetchMode
 from colibri.memory.pressure import watch_memory
 from colibri.memory.reader_config import ReaderConfig
-from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from colibri.models.blueprint import layer_prefix
 from colibri.models.description import DenseTensor, Description
-from colibri.models.family import Layer
 from colibri.models.model import BoundLayer, Model
 from colibri.models.plan import KV_FORMATS, Plan
-from colibri.nn.ffn import DenseFFN
-from colibri.nn.moe import BoundMoE
+from colibri.nn.parameter import VECTORS
+from colibri.nn.sublayer import BoundSublayer, Site
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 _READER = ReaderConfig()
@@ -58,8 +57,8 @@ def load_model(
     with ExitStack() as resources:
         weights = _load_dense(description, resources, progress)
         kernels.reserve(description.blueprint.limits(plan.prefill_chunk))
-        shapes = [layer.attention.kv_shape for layer in description.blueprint.layers]
-        pool = KVPool(shapes, plan.num_kv_blocks, KV_FORMATS[plan.kv_format])
+        states = description.blueprint.states()
+        pool = KVPool(states, plan.num_kv_blocks, KV_FORMATS[plan.kv_format], plan.num_cells)
         resources.callback(pool.close)
         native = library.load() if kernels.name == "native" else None
         store = open_store(
@@ -73,24 +72,16 @@ def load_model(
         )
         resources.callback(store.close)
         resources.callback(watch_memory(store).close)
-        layers = tuple(
-            _bind(description, weights, pool, index, layer)
-            for index, layer in enumerate(description.blueprint.layers)
-        )
-        config = description.blueprint.config
-        embedding = weights.matrix(EMBEDDING)
-        lm_head = embedding if config.tie_word_embeddings else weights.matrix(LM_HEAD)
-        head = Head(Norm(weights.vector(FINAL_NORM), config.rms_norm_eps), lm_head)
+        layers = _bind(description, weights, pool)
         return Model(
             family=description.blueprint.family,
-            config=config,
+            config=description.blueprint.config,
             plan=plan,
             kernels=kernels,
             store=store,
             kv=pool,
-            embedding=embedding,
+            trunk=description.blueprint.trunk.bind(weights),
             layers=layers,
-            head=head,
             resources=resources.pop_all(),
             prefetcher=Prefetcher(
                 store, [found.layer for found in description.experts.layers], prefetch, governor
@@ -145,8 +136,11 @@ def _fill(tensor: DenseTensor, region: Bytes) -> None:
     else:
         values = tensor.stored.decode(read_tensor(tensor.spec), tensor.shape)
         region[: values.nbytes] = values.reshape(-1).view(np.uint8)
-    if tensor.parameter.kind in ("norm", "bias"):
-        _check_finite(tensor, region[: 4 * tensor.shape[1]].view(np.float32))
+    if tensor.parameter.kind in VECTORS:
+        vector = region[: 4 * tensor.shape[1]].view(np.float32)
+        _check_finite(tensor, vector)
+        if tensor.parameter.kind == "centred_norm":
+            vector += 1
 
 
 def _check_finite(tensor: DenseTensor, values: Floats) -> None:
@@ -158,15 +152,15 @@ def _check_finite(tensor: DenseTensor, values: Floats) -> None:
         )
 
 
-def _bind(
-    description: Description, weights: DenseWeights, pool: KVPool, index: int, layer: Layer
-) -> BoundLayer:
-    prefix = layer_prefix(index)
-    ffn: FFN | BoundMoE
-    if isinstance(layer.ffn, DenseFFN):
-        ffn = layer.ffn.bind(weights, prefix)
-    else:
-        layout = description.experts.layers[description.experts.position[index]]
-        ffn = layer.ffn.bind(weights, prefix, layout)
-    attention = layer.attention
-    return BoundLayer(attention.bind(weights, prefix), attention.rope, pool.layer(index), ffn)
+def _bind(description: Description, weights: DenseWeights, pool: KVPool) -> tuple[BoundLayer, ...]:
+    experts, layers, number = description.experts, [], 0
+    for index, layer in enumerate(description.blueprint.layers):
+        row = experts.position.get(index)
+        layout = None if row is None else experts.layers[row]
+        bound: list[BoundSublayer] = []
+        for sublayer in layer.sublayers:
+            site = Site(index, layer_prefix(index), weights, pool.layer(number), layout)
+            bound.append(sublayer.bind(site))
+            number += 1
+        layers.append(BoundLayer(tuple(bound)))
+    return tuple(layers)

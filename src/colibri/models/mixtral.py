@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri.models.config import MoEConfig
-from colibri.models.family import Family, Layer
+from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
+from colibri.nn.sublayer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ def layer(cfg: Config, index: int) -> Layer:
     attention = GroupedQueryAttention.from_config(cfg, window=cfg.sliding_window)
     moe = MoEFFN(
         hidden_size=cfg.hidden_size,
-        eps=cfg.rms_norm_eps,
+        norm=cfg.norm,
         num_experts=cfg.num_experts,
         num_experts_per_tok=cfg.num_experts_per_tok,
         intermediate_size=cfg.intermediate_size,

@@ -8,45 +8,33 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from colibri.errors import Cancelled
 from colibri.formats import Floats
-from colibri.kernels.api import (
-    FFN,
-    Attention,
-    Batch,
-    Head,
-    Ints,
-    Kernels,
-    KVLayer,
-    Matrix,
-    RopeTable,
-)
+from colibri.kernels.api import Batch, Ints, Kernels
 from colibri.kv import KVPool
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.prefetch import Prefetcher
 from colibri.models.config import BaseConfig
 from colibri.models.family import Family
 from colibri.models.plan import Plan
-from colibri.nn.moe import BoundMoE, LookAhead, RouteListener
-from colibri.nn.rope import Rope
+from colibri.nn.sublayer import NOTHING, BoundSublayer, LookAhead, RouteListener, Step
+from colibri.nn.trunk import BoundTrunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLayer:
     """One layer, ready to compute."""
 
-    attention: Attention
-    rope: Rope
-    kv: KVLayer
-    ffn: FFN | BoundMoE
+    sublayers: tuple[BoundSublayer, ...]
+
+    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+        """Experts, likeliest first, that the layer would want for an earlier state `x`."""
+        found = (each.foresee(kernels, x) for each in self.sublayers)
+        return next((experts for experts in found if experts.size), NOTHING)
 
 
-NOTHING: Ints = np.empty(0, np.int32)
-Predictor = Callable[
-    [int, Floats], Ints
-]  # a later layer, `x [T, D]` now -> experts, likeliest first
+# A later layer, the residual stream now -> its experts, likeliest first.
+Predictor = Callable[[int, Floats], Ints]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +52,8 @@ class Model:
     kernels: Kernels
     store: ExpertStore
     kv: KVPool
-    embedding: Matrix
+    trunk: BoundTrunk
     layers: tuple[BoundLayer, ...]
-    head: Head
     prefetcher: Prefetcher
     resources: ExitStack = field(default_factory=ExitStack)
     predictor: Predictor | None = None
@@ -89,21 +76,15 @@ class Model:
             Cancelled: `cancelled` said so; K and V of this step are then incomplete and must be
                 rewound. NumericsError, ReadError: from the layers.
         """
-        x = self.kernels.embed(self.embedding, ids)
-        look_ahead = self._begin_look_ahead(x)
-        tables: dict[tuple[float, ...], RopeTable] = {}
+        step = Step(self.kernels, self.store, batch, ids, routes)
+        x = self.trunk.embed(step)
+        step.look_ahead = look_ahead = self._begin_look_ahead(x)
         for layer in self.layers:
             if cancelled is not None and cancelled():
                 raise Cancelled("the request was cancelled")
-            rope = tables.get(layer.rope.key) or tables.setdefault(
-                layer.rope.key, layer.rope.table(batch.positions)
-            )
-            self.kernels.attention_step(layer.attention, x, batch, rope, layer.kv)
-            if isinstance(layer.ffn, BoundMoE):
-                layer.ffn.step(self.kernels, self.store, x, batch, routes, look_ahead)
-            else:
-                self.kernels.ffn_step(layer.ffn, x)
-        logits = self.kernels.head_step(self.head, x[wanted])
+            for sublayer in layer.sublayers:
+                sublayer.step(step, x, x)
+        logits = self.trunk.logits(self.kernels, x[wanted])
         if look_ahead is not None:
             self.prefetcher.end()
         return logits
@@ -120,8 +101,7 @@ class Model:
         return look
 
     def _foresee(self, layer: int, x: Floats) -> Ints:
-        later = self.layers[layer].ffn
-        return later.foresee(self.kernels, x) if isinstance(later, BoundMoE) else NOTHING
+        return self.layers[layer].foresee(self.kernels, x)
 
     def close(self) -> None:
         """Stop the reader and give the memory back; the model is unusable afterwards."""

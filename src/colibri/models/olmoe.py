@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri.models.config import MoEConfig
-from colibri.models.family import Family, Layer
+from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
+from colibri.nn.sublayer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ def layer(cfg: Config, index: int) -> Layer:
     )
     moe = MoEFFN(
         hidden_size=cfg.hidden_size,
-        eps=cfg.rms_norm_eps,
+        norm=cfg.norm,
         num_experts=cfg.num_experts,
         num_experts_per_tok=cfg.num_experts_per_tok,
         intermediate_size=cfg.intermediate_size,

@@ -13,7 +13,7 @@ from colibri.errors import BudgetError, SettingsError
 from colibri.formats import BF16, F16, F32, FloatFormat
 from colibri.kernels.api import KV_BLOCK, Kernels, Limits
 from colibri.kernels.mapping import mapping_nbytes
-from colibri.kv import block_nbytes
+from colibri.kv import block_nbytes, cell_nbytes
 from colibri.memory.budget import usable_bytes
 from colibri.memory.slot_classes import divide, divide_slots, minimum_slots, slots_nbytes
 from colibri.models.description import Description
@@ -22,6 +22,7 @@ from colibri.units import format_bytes, format_bytes_up
 KV_FORMATS: dict[str, FloatFormat] = {"f32": F32, "bf16": BF16, "f16": F16}
 _SLOT_SHARE = 0.98  # of what is left; the rest absorbs what cannot be foreseen to the byte
 _KV_SHARE = 0.25  # of what the dense part leaves, unless `kv_ram` says otherwise
+_SNAPSHOTS = 2  # of a recurrent state: before the end of a prompt, and one older
 _ALLOWANCE = (
     24 << 20
 )  # growth of the process after it was measured: Python objects, reader stacks, page tables
@@ -60,11 +61,13 @@ class Plan:
     dense_bytes: int
     workspace_bytes: int
     kv_bytes: int
+    recurrent_bytes: int  # state that does not grow with the context, and its snapshots
     slots_bytes: int
     spare_bytes: int
     context_length: int
     kv_format: str
     num_kv_blocks: int
+    num_cells: int  # one a sequence, and one a snapshot
     prefill_chunk: int
     slots: tuple[int, ...]  # of each class, in the order of `slot_classes`
     num_slots: int
@@ -74,11 +77,13 @@ class Plan:
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of each share, for printing."""
+        recurrent = [("recurrent state", self.recurrent_bytes)] if self.num_cells else []
         return [
             ("process", self.process_bytes),
             ("dense weights", self.dense_bytes),
             ("workspace", self.workspace_bytes),
             (f"K/V of {self.context_length:,} positions ({self.kv_format})", self.kv_bytes),
+            *recurrent,
             (f"{self.num_slots:,} of {self.num_experts:,} experts", self.slots_bytes),
             ("spare", self.spare_bytes),
         ]
@@ -114,8 +119,8 @@ class _Planner:
     ) -> None:
         self.description, self.memory = description, memory
         self.experts, self.config = description.experts, description.blueprint.config
-        moe_layers = description.blueprint.moe_layers()
-        self.active = max((moe.num_experts_per_tok for _, moe in moe_layers), default=0)
+        layers = description.blueprint.layers
+        self.active = max((layer.num_experts_per_tok for layer in layers), default=0)
         self.budget = usable_bytes(process_bytes) if memory.ram is None else memory.ram
         self.process, self.dense = process_bytes, mapping_nbytes(description.dense_nbytes)
         # No step has more rows than the context has positions.
@@ -124,11 +129,13 @@ class _Planner:
         limits = description.blueprint.limits(self.chunk)
         self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(limits)
         self.kv_format = self._kv_format()
-        shapes = [layer.attention.kv_shape for layer in description.blueprint.layers]
-        self.kv_block = block_nbytes(shapes, self.kv_format)
+        states = description.blueprint.states()
+        self.kv_block = block_nbytes(states, self.kv_format)
+        self.cells = 1 + _SNAPSHOTS if cell_nbytes(states) else 0
+        self.recurrent = mapping_nbytes(self.cells * cell_nbytes(states))
 
     def plan(self) -> Plan:
-        fixed = self.process + self.dense + self.workspace
+        fixed = self.process + self.dense + self.workspace + self.recurrent
         asked = self._asked_slots()
         least = minimum_slots(self.experts, self.active) if asked is None else asked
         least_bytes = slots_nbytes(self.experts, least)
@@ -150,11 +157,13 @@ class _Planner:
             dense_bytes=self.dense,
             workspace_bytes=self.workspace,
             kv_bytes=kv,
+            recurrent_bytes=self.recurrent,
             slots_bytes=slots_bytes,
             spare_bytes=left - slots_bytes,
             context_length=context,
             kv_format=self.kv_format.name,
             num_kv_blocks=blocks,
+            num_cells=self.cells,
             prefill_chunk=self.chunk,
             slots=slots,
             num_slots=sum(slots),
@@ -225,6 +234,9 @@ class _Planner:
             )
         return divide_slots(number, self.experts, self.active)
 
+    def _recurrent_share(self) -> str:
+        return f"recurrent state {format_bytes(self.recurrent)}, " if self.cells else ""
+
     def _too_small(self, fixed: int, context: int, kv: int, slots: tuple[int, ...]) -> str:
         slots_bytes = slots_nbytes(self.experts, slots)
         needed = fixed + kv + slots_bytes
@@ -241,8 +253,8 @@ class _Planner:
             f"the budget of {format_bytes(self.budget)} is too small by "
             f"{format_bytes_up(needed - self.budget)}: process {format_bytes(self.process)}, "
             f"dense weights {format_bytes(self.dense)}, workspace {format_bytes(self.workspace)}, "
-            f"K/V of {context} positions {format_bytes(kv)}, {sum(slots)} expert slots "
-            f"{format_bytes(slots_bytes)}; {', or '.join(advice)}"
+            f"{self._recurrent_share()}K/V of {context} positions {format_bytes(kv)}, "
+            f"{sum(slots)} expert slots {format_bytes(slots_bytes)}; {', or '.join(advice)}"
         )
 
 

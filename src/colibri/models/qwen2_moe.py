@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri.models.config import StridedMoEConfig
-from colibri.models.family import Family, Layer
+from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
+from colibri.nn.sublayer import Layer
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -52,15 +53,10 @@ def layer(cfg: Config, index: int) -> Layer:
         cfg, qkv_bias=cfg.qkv_bias, window=cfg.window(index)
     )
     if not cfg.is_sparse(index):
-        dense = DenseFFN(
-            hidden_size=cfg.hidden_size,
-            intermediate_size=cfg.intermediate_size,
-            eps=cfg.rms_norm_eps,
-        )
-        return Layer(attention, dense)
+        return Layer(attention, DenseFFN.from_config(cfg))
     moe = MoEFFN(
         hidden_size=cfg.hidden_size,
-        eps=cfg.rms_norm_eps,
+        norm=cfg.norm,
         num_experts=cfg.num_experts,
         num_experts_per_tok=cfg.num_experts_per_tok,
         intermediate_size=cfg.moe_intermediate_size,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from colibri.kernels.api import Attention, Norm
-from colibri.kv import KVShape
-from colibri.nn.parameter import Parameter, Weights, bind_linear, linear
+from colibri.formats import Floats
+from colibri.kernels.api import Attention, KVLayer
+from colibri.kv import LayerState, StateShape
+from colibri.nn.norm import RMSNorm
+from colibri.nn.parameter import Parameter, bind_linear, linear
 from colibri.nn.rope import Rope
+from colibri.nn.sublayer import BoundSublayer, Demand, Site, Step, Sublayer
 
 
 class AttentionConfig(Protocol):
@@ -31,8 +34,8 @@ class AttentionConfig(Protocol):
         """Width of one head."""
 
     @property
-    def rms_norm_eps(self) -> float:
-        """Of every RMS norm."""
+    def norm(self) -> RMSNorm:
+        """Every norm of the model."""
 
     @property
     def rope(self) -> Rope:
@@ -40,7 +43,7 @@ class AttentionConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedQueryAttention:
+class GroupedQueryAttention(Sublayer):
     """Norm, q/k/v, optional q/k norm and clip, rope, causal softmax attention, output projection.
 
     Attributes:
@@ -53,7 +56,7 @@ class GroupedQueryAttention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float
+    norm: RMSNorm
     rope: Rope
     qkv_bias: bool = False
     o_bias: bool = False
@@ -78,7 +81,7 @@ class GroupedQueryAttention:
             num_heads=cfg.num_attention_heads,
             num_kv_heads=cfg.kv_heads,
             head_dim=cfg.head_width,
-            eps=cfg.rms_norm_eps,
+            norm=cfg.norm,
             rope=cfg.rope,
             qkv_bias=qkv_bias,
             o_bias=o_bias,
@@ -88,38 +91,34 @@ class GroupedQueryAttention:
         )
 
     @property
-    def kv_shape(self) -> KVShape:
-        """What one layer keeps of a token."""
-        return KVShape(self.num_kv_heads, self.head_dim)
+    def state(self) -> StateShape:
+        """K and V of each position."""
+        return StateShape.keys_and_values(self.num_kv_heads, self.head_dim)
 
     @property
-    def width(self) -> int:
+    def demand(self) -> Demand:
         """Columns of q, k and v together."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return Demand(attention_width=(self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
 
     def parameters(self, prefix: str) -> list[Parameter]:
-        """Tensors under `prefix`, which ends with the layer's dot."""
+        """Norm, projections, norms of q and k."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attn = f"{prefix}self_attn."
-        found = [Parameter(f"{prefix}input_layernorm.weight", (self.hidden_size,), "norm")]
+        found = [self.norm.parameter(f"{prefix}input_layernorm", self.hidden_size)]
         for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             found += linear(attn + name, rows, self.hidden_size, bias=self.qkv_bias)
         found += linear(f"{attn}o_proj", self.hidden_size, q, bias=self.o_bias)
         if self.qk_norm:
             per_head = self.qk_norm == "head"
-            found.append(
-                Parameter(f"{attn}q_norm.weight", (self.head_dim if per_head else q,), "norm")
-            )
-            found.append(
-                Parameter(f"{attn}k_norm.weight", (self.head_dim if per_head else kv,), "norm")
-            )
+            found.append(self.norm.parameter(f"{attn}q_norm", self.head_dim if per_head else q))
+            found.append(self.norm.parameter(f"{attn}k_norm", self.head_dim if per_head else kv))
         return found
 
-    def bind(self, weights: Weights, prefix: str) -> Attention:
-        """The kernels' view of this layer."""
-        attn = f"{prefix}self_attn."
-        return Attention(
-            norm=self._norm(weights, f"{prefix}input_layernorm.weight"),
+    def bind(self, site: Site) -> BoundAttention:
+        """Join it to its weights and its share of the K/V pool."""
+        attn, weights = f"{site.prefix}self_attn.", site.weights
+        layer = Attention(
+            norm=self.norm.bind(weights, f"{site.prefix}input_layernorm"),
             q_proj=bind_linear(weights, f"{attn}q_proj", bias=self.qkv_bias),
             k_proj=bind_linear(weights, f"{attn}k_proj", bias=self.qkv_bias),
             v_proj=bind_linear(weights, f"{attn}v_proj", bias=self.qkv_bias),
@@ -130,11 +129,29 @@ class GroupedQueryAttention:
             scale=self.head_dim**-0.5,
             rotary_dim=self.rope.rotary_dim,
             rope_pairing=self.rope.pairing,
-            q_norm=self._norm(weights, f"{attn}q_norm.weight") if self.qk_norm else None,
-            k_norm=self._norm(weights, f"{attn}k_norm.weight") if self.qk_norm else None,
+            q_norm=self.norm.bind(weights, f"{attn}q_norm") if self.qk_norm else None,
+            k_norm=self.norm.bind(weights, f"{attn}k_norm") if self.qk_norm else None,
             clip=self.clip,
             window=self.window,
         )
+        return BoundAttention(layer, self.rope, keys_and_values(site.state))
 
-    def _norm(self, weights: Weights, name: str) -> Norm:
-        return Norm(weights.vector(name), self.eps)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundAttention(BoundSublayer):
+    """Grouped-query attention, ready to compute."""
+
+    layer: Attention
+    rope: Rope
+    kv: KVLayer
+
+    def step(self, step: Step, x: Floats, y: Floats) -> None:
+        """See `BoundSublayer.step`."""
+        rope = step.rope(self.rope)
+        step.kernels.attention_step(self.layer, x, step.batch, rope, self.kv, y)
+
+
+def keys_and_values(state: LayerState) -> KVLayer:
+    """The planes of K and V, which follow each other, as the kernels see them."""
+    keys, _ = state.planes
+    return KVLayer(keys.pool, keys.format, keys.block_nbytes, keys.offset, keys.heads, keys.width)

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from colibri.formats import Floats
 from colibri.kernels.api import FFN, Norm
+from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, Weights, bind_linear, linear
+from colibri.nn.sublayer import BoundSublayer, Demand, Site, Step, Sublayer
+
+
+class FFNConfig(Protocol):
+    """The config keys that a dense feed-forward reads."""
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+
+    @property
+    def intermediate_size(self) -> int:
+        """F."""
+
+    @property
+    def norm(self) -> RMSNorm:
+        """Every norm of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseFFN:
+class DenseFFN(Sublayer):
     """`x += down(silu(gate h) * (up h))`, `h = norm(x)`: a whole dense layer.
 
     Attributes:
@@ -18,17 +38,40 @@ class DenseFFN:
 
     hidden_size: int
     intermediate_size: int
-    eps: float
+    norm: RMSNorm
+
+    @classmethod
+    def from_config(cls, cfg: FFNConfig) -> DenseFFN:
+        """Sizes and norm from the config."""
+        return cls(
+            hidden_size=cfg.hidden_size, intermediate_size=cfg.intermediate_size, norm=cfg.norm
+        )
+
+    @property
+    def demand(self) -> Demand:
+        """Its width."""
+        return Demand(intermediate_size=self.intermediate_size)
 
     def parameters(self, prefix: str) -> list[Parameter]:
-        """Tensors under `prefix`, which ends with the layer's dot."""
-        norm = Parameter(f"{prefix}post_attention_layernorm.weight", (self.hidden_size,), "norm")
+        """Norm, gate, up and down."""
+        norm = self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size)
         return [norm, *glu_parameters(f"{prefix}mlp.", self.hidden_size, self.intermediate_size)]
 
-    def bind(self, weights: Weights, prefix: str) -> FFN:
-        """The kernels' view of this layer."""
-        norm = Norm(weights.vector(f"{prefix}post_attention_layernorm.weight"), self.eps)
-        return bind_glu(weights, f"{prefix}mlp.", norm)
+    def bind(self, site: Site) -> BoundFFN:
+        """Join it to its weights."""
+        norm = self.norm.bind(site.weights, f"{site.prefix}post_attention_layernorm")
+        return BoundFFN(bind_glu(site.weights, f"{site.prefix}mlp.", norm))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundFFN(BoundSublayer):
+    """A dense feed-forward, ready to compute."""
+
+    layer: FFN
+
+    def step(self, step: Step, x: Floats, y: Floats) -> None:
+        """See `BoundSublayer.step`."""
+        step.kernels.ffn_step(self.layer, x, y)
 
 
 def glu_parameters(prefix: str, hidden_size: int, intermediate_size: int) -> list[Parameter]:

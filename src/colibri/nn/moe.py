@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
+from colibri.checkpoint.experts import ExpertLayer
 from colibri.errors import NumericsError
 from colibri.formats import Floats
 from colibri.kernels.api import (
-    Batch,
     Experts,
     Ints,
     Kernels,
     NonFiniteRow,
-    Norm,
     Router,
     Routing,
     SlotFailed,
 )
 from colibri.memory.expert_store import ExpertStore
 from colibri.nn.ffn import bind_glu, glu_parameters
-from colibri.nn.parameter import Parameter, Weights, bind_linear
-
-RouteListener = Callable[[int, Routing], None]
-LookAhead = Callable[[int, Ints], None]  # layer, experts leased for it
+from colibri.nn.norm import RMSNorm
+from colibri.nn.parameter import Parameter, bind_linear
+from colibri.nn.sublayer import NOTHING, BoundSublayer, Demand, Site, Step, Sublayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoEFFN:
+class MoEFFN(Sublayer):
     """`x += sum_e w_e GLU_e(h) + shared(h)`, `h = norm(x)`, w by softmax over the router's logits.
 
     Attributes:
@@ -42,7 +38,7 @@ class MoEFFN:
     """
 
     hidden_size: int
-    eps: float
+    norm: RMSNorm
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
@@ -50,10 +46,19 @@ class MoEFFN:
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
 
+    @property
+    def demand(self) -> Demand:
+        """Its widths, and what the router chooses from."""
+        return Demand(
+            intermediate_size=max(self.intermediate_size, self.shared_intermediate_size or 1),
+            num_experts=self.num_experts,
+            num_experts_per_tok=self.num_experts_per_tok,
+        )
+
     def parameters(self, prefix: str) -> list[Parameter]:
-        """Dense tensors under `prefix`, which ends with the layer's dot."""
+        """Norm, router and shared expert."""
         found = [
-            Parameter(f"{prefix}post_attention_layernorm.weight", (self.hidden_size,), "norm"),
+            self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size),
             Parameter(f"{prefix}mlp.gate.weight", (self.num_experts, self.hidden_size), "router"),
         ]
         if self.shared_intermediate_size:
@@ -76,77 +81,67 @@ class MoEFFN:
             self.intermediate_size,
         )
 
-    def bind(self, weights: Weights, prefix: str, layout: ExpertLayerLayout) -> BoundMoE:
+    def bind(self, site: Site) -> BoundMoE:
         """Router and experts as the kernels see them."""
-        norm = Norm(weights.vector(f"{prefix}post_attention_layernorm.weight"), self.eps)
+        if site.experts is None:
+            raise ValueError(f"layer {site.layer} was given no experts")
+        weights, mlp = site.weights, f"{site.prefix}mlp."
         router = Router(
-            norm,
-            bind_linear(weights, f"{prefix}mlp.gate"),
+            self.norm.bind(weights, f"{site.prefix}post_attention_layernorm"),
+            bind_linear(weights, f"{mlp}gate"),
             self.num_experts_per_tok,
             self.normalize,
         )
-        gate, up, down = layout.parts
+        gate, up, down = site.experts.parts
         shared = (
-            bind_glu(weights, f"{prefix}mlp.shared_expert.")
-            if self.shared_intermediate_size
-            else None
+            bind_glu(weights, f"{mlp}shared_expert.") if self.shared_intermediate_size else None
         )
-        shared_gate = (
-            bind_linear(weights, f"{prefix}mlp.shared_expert_gate") if self.shared_gate else None
-        )
+        shared_gate = bind_linear(weights, f"{mlp}shared_expert_gate") if self.shared_gate else None
         experts = Experts(self.num_experts, gate, up, down, shared=shared, shared_gate=shared_gate)
-        return BoundMoE(layout.layer, router, experts)
+        return BoundMoE(site.layer, router, experts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundMoE:
+class BoundMoE(BoundSublayer):
     """A layer's router and experts, ready to compute."""
 
     layer: int
     router: Router
     experts: Experts
 
-    def step(
-        self,
-        kernels: Kernels,
-        store: ExpertStore,
-        x: Floats,
-        batch: Batch,
-        listen: RouteListener | None,
-        look_ahead: LookAhead | None = None,
-    ) -> None:
-        """Route `x [T, D]`, lease what it needs, compute, add to `x`.
+    def step(self, step: Step, x: Floats, y: Floats) -> None:
+        """Route `x [T, D]`, lease what it needs, compute, add to `y`.
 
         A batch reads each expert once. A union larger than the arena is leased in ascending groups,
-        which keeps the order of every sum. `look_ahead` is called when what this layer reads is
-        under way, and before it is waited for.
+        which keeps the order of every sum.
 
         Raises:
             NumericsError: a router row is not finite.
             ReadError: the disk failed for one of the experts.
         """
-        routing = self._route(kernels, x, batch)
-        if listen is not None:
-            listen(self.layer, routing)
-        y = np.zeros_like(x)
+        kernels, store = step.kernels, step.store
+        routing = self._route(step, x)
+        if step.routes is not None:
+            step.routes(self.layer, routing)
+        mixed = np.zeros_like(x)
         if len(routing.experts) <= store.capacity(self.layer):
             with store.lease(self.layer, routing.experts) as slots:
-                if look_ahead is not None:
-                    look_ahead(self.layer, routing.experts)
-                self._add(kernels, store, routing, routing.experts, slots, y)
+                if step.look_ahead is not None:
+                    step.look_ahead(self.layer, routing.experts)
+                self._add(kernels, store, routing, routing.experts, slots, mixed)
         else:
-            self._add_in_groups(kernels, store, routing, y)
-        kernels.moe_finish(self.experts, routing, y, x)
+            self._add_in_groups(kernels, store, routing, mixed)
+        kernels.moe_finish(self.experts, routing, mixed, y)
 
     def foresee(self, kernels: Kernels, x: Floats) -> Ints:
-        """Experts, likeliest first, that the router would choose for an earlier state `x [T, D]`.
+        """What the router would choose for an earlier state `x [T, D]`, likeliest first.
 
-        None for a state that is not finite: whatever is wrong with it shows when its turn comes.
+        Nothing for a state that is not finite: whatever is wrong with it shows when its turn comes.
         """
         try:
             routing = kernels.route_step(self.router, x)
         except NonFiniteRow:
-            return np.empty(0, np.int32)
+            return NOTHING
         ranked = routing.ids.ravel()[np.argsort(-routing.weights, axis=None, kind="stable")]
         return ranked[np.sort(np.unique(ranked, return_index=True)[1])]
 
@@ -186,11 +181,11 @@ class BoundMoE:
         except SlotFailed as failed:
             raise store.failure(failed.slot) from None
 
-    def _route(self, kernels: Kernels, x: Floats, batch: Batch) -> Routing:
+    def _route(self, step: Step, x: Floats) -> Routing:
         try:
-            return kernels.route_step(self.router, x)
+            return step.kernels.route_step(self.router, x)
         except NonFiniteRow as broken:
-            position = int(batch.positions[broken.row])
+            position = int(step.batch.positions[broken.row])
             raise NumericsError(
                 f"layer {self.layer}: the router's input at position {position} is not finite; the "
                 "checkpoint's weights are damaged or overflow in float32: fetch it again"

@@ -8,7 +8,9 @@ from typing import Literal, Protocol, TypeAlias
 from colibri.formats import Floats
 from colibri.kernels.api import Matrix
 
-Kind: TypeAlias = Literal["norm", "bias", "matrix", "embedding", "router"]
+Kind: TypeAlias = Literal["norm", "centred_norm", "bias", "matrix", "embedding", "router"]
+
+VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class Parameter:
     Attributes:
         name: full name in the checkpoint, after the family's renaming.
         shape: as stored, `[out, in]` for matrices.
-        kind: norms and biases are resident as float32, matrices as they are stored; routers are
-            never coded by a conversion.
+        kind: norms and biases (`VECTORS`) are resident as float32, matrices as they are stored;
+            routers are never coded by a conversion. What is stored of a centred norm is `w - 1`.
     """
 
     name: str

@@ -8,21 +8,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from colibri.errors import BudgetError, ContextLengthError
 from colibri.formats import BF16, F32
-from colibri.kv import KVPool, KVShape, KVState, block_nbytes
+from colibri.kv import KVPool, KVState, StateShape, block_nbytes
 
-SHAPES = (KVShape(2, 8), KVShape(1, 6))
+SHAPES = (StateShape.keys_and_values(2, 8), StateShape.keys_and_values(1, 6))
 
 
 def test_a_block_holds_keys_and_values_of_all_layers() -> None:
     sizes = [2 * 2 * 64 * 8 * 2, 2 * 1 * 64 * 6 * 2]
     assert block_nbytes(SHAPES, BF16) == sum(sizes)
     pool = KVPool(SHAPES, 3, BF16)
-    first, second = pool.layer(0), pool.layer(1)
+    (first, _), (second, values) = pool.layer(0).planes, pool.layer(1).planes
+    assert values.offset - second.offset == sizes[1] // 2
     assert (first.offset, second.offset) == (0, sizes[0])
     assert first.block_nbytes == second.block_nbytes == pool.block_nbytes == sum(sizes)
     assert first.pool.size == 3 * sum(sizes)
     assert first.pool.ctypes.data % 64 == second.offset % 64 == sum(sizes) % 64 == 0
-    assert (second.num_kv_heads, second.head_dim, second.format) == (1, 6, BF16)
+    assert (second.heads, second.width, second.format) == (1, 6, BF16)
 
 
 def test_a_sequence_borrows_as_it_grows() -> None:
@@ -64,7 +65,7 @@ def test_a_shared_prefix_is_not_copied_until_it_is_written_to() -> None:
     pool = KVPool(SHAPES, 5, F32)
     parent = pool.open_state()
     parent.reserve(150)
-    data = pool.layer(0).pool
+    data = pool.layer(0).planes[0].pool
     data[pool.block_nbytes : 2 * pool.block_nbytes] = 9
     child = parent.fork(128)
     assert child.table.tolist() == parent.table[:2].tolist()
@@ -87,7 +88,7 @@ def test_the_copy_of_a_shared_block_has_its_contents() -> None:
     pool = KVPool(SHAPES, 3, F32)
     parent = pool.open_state()
     parent.reserve(64)
-    data = pool.layer(0).pool
+    data = pool.layer(0).planes[0].pool
     data[: pool.block_nbytes] = np.arange(pool.block_nbytes, dtype=np.uint64).astype(np.uint8)
     child = parent.fork(64)
     child.truncate(20)
@@ -107,7 +108,7 @@ def test_a_prefix_is_shared_in_whole_blocks() -> None:
 
 def test_closing_keeps_views_valid() -> None:
     pool = KVPool(SHAPES, 2, F32)
-    data = pool.layer(1).pool
+    data = pool.layer(1).planes[1].pool
     data[:] = 5
     pool.close()
     assert not data.any()

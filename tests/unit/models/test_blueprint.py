@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from colibri.errors import ConfigError, UnsupportedModelError
-from colibri.models.blueprint import EMBEDDING, FINAL_NORM, LM_HEAD, Blueprint
+from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.registry import all_families
+from colibri.nn.trunk import EMBEDDING, LM_HEAD
 from tests.tiny import SPELLINGS, dense_tensors, expert_tensors
 
 FAMILIES = all_families()
@@ -24,7 +25,7 @@ def blueprint(family: Family, **changes: Any) -> Blueprint:
 def test_parameters_follow_the_forward_pass(family: Family) -> None:
     names = [p.name for p in blueprint(family).parameters()]
     assert len(set(names)) == len(names)
-    assert (names[0], names[-2], names[-1]) == (EMBEDDING, FINAL_NORM, LM_HEAD)
+    assert (names[0], names[-2], names[-1]) == (EMBEDDING, "model.norm.weight", LM_HEAD)
     numbers = [int(found[1]) for n in names if (found := re.match(r"model\.layers\.(\d+)\.", n))]
     assert numbers == sorted(numbers)
     assert set(numbers) == {0, 1, 2}
@@ -47,7 +48,7 @@ def test_experts_are_no_parameters(family: Family) -> None:
     for layer in found.expert_layers():
         assert not [p for p in found.parameters() if p.name.startswith(f"{layer.prefix}.")]
         assert layer.prefix == f"model.layers.{layer.layer}.mlp.experts"
-    assert [i for i, _ in found.moe_layers()] == [e.layer for e in found.expert_layers()]
+    assert [i for i, _ in found.sparse_layers()] == [e.layer for e in found.expert_layers()]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -72,15 +73,13 @@ def test_limits_bound_every_layer(family: Family) -> None:
     assert limits.rows == 33
     assert (limits.hidden_size, limits.vocab_size) == (64, 512)
     for layer in found.layers:
-        attention = layer.attention
-        width = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-        assert width <= limits.attention_width
-        assert layer.ffn.intermediate_size <= limits.intermediate_size
-    sparse = [moe for _, moe in found.moe_layers()]
-    assert limits.num_experts == max(moe.num_experts for moe in sparse)
-    assert limits.num_experts_per_tok == max(moe.num_experts_per_tok for moe in sparse)
-    shared = [moe.shared_intermediate_size or 0 for moe in sparse]
-    assert limits.intermediate_size >= max(shared)
+        for sublayer in layer.sublayers:
+            demand = sublayer.demand
+            assert demand.attention_width <= limits.attention_width
+            assert demand.intermediate_size <= limits.intermediate_size
+    sparse = [demand for _, demand in found.sparse_layers()]
+    assert limits.num_experts == max(demand.num_experts for demand in sparse)
+    assert limits.num_experts_per_tok == max(demand.num_experts_per_tok for demand in sparse)
 
 
 @each_family

@@ -9,8 +9,10 @@ from colibri.models import mixtral, olmoe, qwen2_moe, qwen3_moe
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.registry import all_families
+from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
+from colibri.nn.sublayer import Layer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -20,22 +22,29 @@ def blueprint(family: Family, **changes: Any) -> Blueprint:
     return Blueprint.of(family.tiny_config(**changes))
 
 
+def attention(layer: Layer) -> GroupedQueryAttention:
+    """The attention of a layer."""
+    (found,) = [each for each in layer.sublayers if isinstance(each, GroupedQueryAttention)]
+    return found
+
+
 def windows(family: Family, **changes: Any) -> list[int | None]:
     """Of all layers."""
-    return [layer.attention.window for layer in blueprint(family, **changes).layers]
+    return [attention(layer).window for layer in blueprint(family, **changes).layers]
 
 
 def moe(family: Family, **changes: Any) -> MoEFFN:
     """The first sparse layer."""
-    return blueprint(family, **changes).moe_layers()[0][1]
+    found = (each for layer in blueprint(family, **changes).layers for each in layer.sublayers)
+    return next(each for each in found if isinstance(each, MoEFFN))
 
 
 def test_olmoe() -> None:
-    attention = blueprint(olmoe.FAMILY, clip_qkv=8).layers[0].attention
-    assert attention.qk_norm == "projection"
-    assert (attention.clip, attention.window) == (8.0, None)
-    assert not attention.qkv_bias
-    biased = blueprint(olmoe.FAMILY, attention_bias=True).layers[0].attention
+    clipped = attention(blueprint(olmoe.FAMILY, clip_qkv=8).layers[0])
+    assert clipped.qk_norm == "projection"
+    assert (clipped.clip, clipped.window) == (8.0, None)
+    assert not clipped.qkv_bias
+    biased = attention(blueprint(olmoe.FAMILY, attention_bias=True).layers[0])
     assert biased.qkv_bias
     assert biased.o_bias
     assert not moe(olmoe.FAMILY, norm_topk_prob=False).normalize
@@ -52,7 +61,7 @@ def test_mixtral() -> None:
         blueprint(mixtral.FAMILY, sliding_window=0)
     config = mixtral.FAMILY.tiny_config()
     config.pop("rope_theta")
-    frequencies = Blueprint.of(config).layers[0].attention.rope.inverse_frequencies
+    frequencies = attention(Blueprint.of(config).layers[0]).rope.inverse_frequencies
     assert frequencies[1] == pytest.approx(1e6 ** (-2 / 16))
 
 
@@ -94,11 +103,11 @@ def test_qwen2_moe_refusals(changes: dict[str, Any], key: str) -> None:
 
 def test_qwen2_moe() -> None:
     found = blueprint(qwen2_moe.FAMILY, mlp_only_layers=[0], intermediate_size=112)
-    assert [type(layer.ffn) for layer in found.layers] == [DenseFFN, MoEFFN, MoEFFN]
-    assert found.layers[0].ffn.intermediate_size == 112
-    assert found.layers[0].attention.qkv_bias
-    assert not found.layers[0].attention.o_bias
-    assert not blueprint(qwen2_moe.FAMILY, qkv_bias=False).layers[0].attention.qkv_bias
+    assert [type(layer.sublayers[-1]) for layer in found.layers] == [DenseFFN, MoEFFN, MoEFFN]
+    assert found.layers[0].demand.intermediate_size == 112
+    assert attention(found.layers[0]).qkv_bias
+    assert not attention(found.layers[0]).o_bias
+    assert not attention(blueprint(qwen2_moe.FAMILY, qkv_bias=False).layers[0]).qkv_bias
     sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
     sparse = moe(qwen2_moe.FAMILY, **sizes, norm_topk_prob=False)
     assert (sparse.intermediate_size, sparse.shared_intermediate_size) == (32, 48)
@@ -108,10 +117,10 @@ def test_qwen2_moe() -> None:
 
 def test_qwen3_moe() -> None:
     found = blueprint(qwen3_moe.FAMILY, mlp_only_layers=[1], head_dim=32)
-    assert [type(layer.ffn) for layer in found.layers] == [MoEFFN, DenseFFN, MoEFFN]
-    attention = found.layers[0].attention
-    assert (attention.qk_norm, attention.head_dim) == ("head", 32)
-    assert attention.rope.attention_factor > 1
+    assert [type(layer.sublayers[-1]) for layer in found.layers] == [MoEFFN, DenseFFN, MoEFFN]
+    normed = attention(found.layers[0])
+    assert (normed.qk_norm, normed.head_dim) == ("head", 32)
+    assert normed.rope.attention_factor > 1
     assert moe(qwen3_moe.FAMILY, norm_topk_prob=True).normalize
     assert not moe(qwen3_moe.FAMILY, norm_topk_prob=False).normalize
     assert moe(qwen3_moe.FAMILY).shared_intermediate_size is None
@@ -130,7 +139,7 @@ def test_stride_of_sparse_layers(family: Family) -> None:
         else {"num_hidden_layers": 6}
     )
     found = blueprint(family, decoder_sparse_step=2, mlp_only_layers=[3], **layers)
-    assert [index for index, _ in found.moe_layers()] == [1, 5]
+    assert [index for index, _ in found.sparse_layers()] == [1, 5]
     assert [layer.layer for layer in found.expert_layers()] == [1, 5]
 
 

@@ -74,8 +74,7 @@ def least(name: str) -> int:
 
 def block(name: str) -> int:
     """Bytes of 64 positions."""
-    layers = describe(name).blueprint.layers
-    return block_nbytes([layer.attention.kv_shape for layer in layers], F32)
+    return block_nbytes(describe(name).blueprint.states(), F32)
 
 
 def check(plan: Plan, name: str) -> None:

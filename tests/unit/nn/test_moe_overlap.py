@@ -18,6 +18,7 @@ from colibri.memory.jobs import Failure, Jobs, Reason
 from colibri.memory.null import NullReader
 from colibri.memory.slot_classes import slot_classes
 from colibri.nn.moe import BoundMoE
+from colibri.nn.sublayer import Step
 from tests.unit.memory.records import bare_index
 
 EXPERTS, WIDTH = 16, 4
@@ -88,7 +89,8 @@ class Layer:
         def look(layer: int, used: Ints) -> None:
             self.events.append(("look", used.tolist()))
 
-        self._moe.step(self._kernels, self.store, self._x, batch, None, look)
+        step = Step(self._kernels, self.store, batch, rows, None, look)
+        self._moe.step(step, self._x, self._x)
         return list(self.events)
 
 

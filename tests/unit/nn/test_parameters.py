@@ -9,11 +9,14 @@ import pytest
 from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
 from colibri.formats import BF16
 from colibri.kernels.api import ExpertPart, Norm
+from colibri.kv import KVPool, StateShape
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
+from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter
 from colibri.nn.rope import Rope
+from colibri.nn.sublayer import Site
 from tests.unit.nn.weights import NumberedWeights
 
 P = "model.layers.7."
@@ -24,8 +27,18 @@ ROPE = Rope.from_parameters(
 
 def gqa(**changes: Any) -> GroupedQueryAttention:
     """64 wide, four heads of 16, two K/V heads."""
-    sizes = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "eps": 1e-6}
-    return GroupedQueryAttention(**{**sizes, "rope": ROPE, **changes})
+    sizes = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    return GroupedQueryAttention(**{**sizes, "norm": RMSNorm(1e-6), "rope": ROPE, **changes})
+
+
+def site(
+    weights: NumberedWeights,
+    state: StateShape | None = None,
+    experts: ExpertLayerLayout | None = None,
+) -> Site:
+    """Layer 7 of a checkpoint that holds `weights`."""
+    pool = KVPool([state or StateShape()], 1, BF16, 1)
+    return Site(7, P, weights, pool.layer(0), experts)
 
 
 def shapes(parameters: list[Parameter]) -> dict[str, tuple[int, ...]]:
@@ -85,7 +98,7 @@ def test_attention_binds_all_of_it(
 ) -> None:
     block = gqa(qkv_bias=bias, o_bias=bias, qk_norm=qk_norm, clip=8.0, window=5)
     weights = NumberedWeights(block.parameters(P))
-    bound = block.bind(weights, P)
+    bound = block.bind(site(weights, block.state)).layer
     assert weights.asked == weights.numbers.keys()
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         projection = getattr(bound, name)
@@ -107,8 +120,8 @@ def test_attention_binds_all_of_it(
 
 def test_attention_sizes() -> None:
     block = gqa()
-    assert (block.kv_shape.num_kv_heads, block.kv_shape.head_dim) == (2, 16)
-    assert block.width == (4 + 2 * 2) * 16
+    assert [(plane.heads, plane.width) for plane in block.state.planes] == [(2, 16), (2, 16)]
+    assert block.demand.attention_width == (4 + 2 * 2) * 16
 
 
 def test_attention_from_config() -> None:
@@ -117,7 +130,7 @@ def test_attention_from_config() -> None:
         num_attention_heads=4,
         kv_heads=2,
         head_width=16,
-        rms_norm_eps=1e-6,
+        norm=RMSNorm(1e-6),
         rope=ROPE,
     )
     assert GroupedQueryAttention.from_config(config) == gqa()
@@ -127,7 +140,7 @@ def test_attention_from_config() -> None:
 
 
 def test_dense_ffn() -> None:
-    block = DenseFFN(hidden_size=64, intermediate_size=112, eps=1e-5)
+    block = DenseFFN(hidden_size=64, intermediate_size=112, norm=RMSNorm(1e-5))
     assert shapes(block.parameters(P)) == {
         "post_attention_layernorm.weight": (64,),
         "mlp.gate_proj.weight": (112, 64),
@@ -135,7 +148,7 @@ def test_dense_ffn() -> None:
         "mlp.down_proj.weight": (64, 112),
     }
     weights = NumberedWeights(block.parameters(P))
-    bound = block.bind(weights, P)
+    bound = block.bind(site(weights)).layer
     assert weights.asked == weights.numbers.keys()
     assert isinstance(bound.norm, Norm)
     assert bound.norm.eps == 1e-5
@@ -145,7 +158,7 @@ def test_dense_ffn() -> None:
 
 def moe(**changes: Any) -> MoEFFN:
     """Eight experts of width 32."""
-    sizes = {"hidden_size": 64, "eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2}
+    sizes = {"hidden_size": 64, "norm": RMSNorm(1e-5), "num_experts": 8, "num_experts_per_tok": 2}
     return MoEFFN(**{**sizes, "intermediate_size": 32, "normalize": True, **changes})
 
 
@@ -181,7 +194,7 @@ def test_moe(changes: dict[str, Any], more: dict[str, tuple[int, ...]]) -> None:
     parts = part["gate_proj"], part["up_proj"], part["down_proj"]
     layout = ExpertLayerLayout(7, 8, parts, (0,), 12288, (0, 0, 0), (0, 4096, 8192), 12288)
     weights = NumberedWeights(block.parameters(P))
-    bound = block.bind(weights, P, layout)
+    bound = block.bind(site(weights, experts=layout))
     assert weights.asked == weights.numbers.keys()
     assert bound.layer == 7
     assert weights.number(bound.router.gate) == weights.numbers[f"{P}mlp.gate.weight"]

@@ -1,0 +1,78 @@
+"""What a layer keeps of a sequence: planes that grow with its positions, a cell that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from colibri.formats import FloatFormat, RowInt8Format, padded
+from colibri.kernels.api import KV_BLOCK
+
+KVFormat: TypeAlias = FloatFormat | RowInt8Format
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A matrix `[heads * entries, width]` in each block of 64 positions.
+
+    Attributes:
+        heads: rows of one entry.
+        width: numbers of one row.
+        stride: positions that share an entry; above 64, only every `stride / 64`-th block's entry
+            is used.
+        format: None for the format of the pool.
+    """
+
+    heads: int
+    width: int
+    stride: int = 1
+    format: FloatFormat | None = None
+
+    @property
+    def entries(self) -> int:
+        """Entries of one block."""
+        return max(1, KV_BLOCK // self.stride)
+
+    def nbytes(self, pool: KVFormat) -> int:
+        """Bytes in one block, a multiple of 64."""
+        return padded((self.format or pool).nbytes((self.heads * self.entries, self.width)), _ALIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What one layer keeps of a sequence.
+
+    Attributes:
+        planes: paged by position, in this order in a block.
+        cell_nbytes: bytes that do not grow: the state of a recurrence.
+    """
+
+    planes: tuple[Plane, ...] = ()
+    cell_nbytes: int = 0
+
+    @classmethod
+    def keys_and_values(cls, num_kv_heads: int, head_dim: int) -> StateShape:
+        """K, then V, of grouped-query attention."""
+        return cls((Plane(num_kv_heads, head_dim), Plane(num_kv_heads, head_dim)))
+
+    def block_nbytes(self, fmt: KVFormat) -> int:
+        """Bytes of this layer in one block."""
+        return sum(plane.nbytes(fmt) for plane in self.planes)
+
+    @property
+    def padded_cell_nbytes(self) -> int:
+        """Bytes of this layer in one cell, a multiple of 64."""
+        return padded(self.cell_nbytes, _ALIGN)
+
+
+def block_nbytes(layers: Sequence[StateShape], fmt: KVFormat) -> int:
+    """Bytes of one block: 64 positions of all layers."""
+    return sum(shape.block_nbytes(fmt) for shape in layers)
+
+
+def cell_nbytes(layers: Sequence[StateShape]) -> int:
+    """Bytes of one cell: the recurrent state of one sequence in all layers."""
+    return sum(shape.padded_cell_nbytes for shape in layers)

@@ -1,0 +1,154 @@
+"""Sublayers, which layers are made of: each adds a function of the residual stream to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
+from colibri.formats import Floats
+from colibri.kernels.api import Batch, Ints, Kernels, RopeTable, Routing
+from colibri.kv import LayerState, StateShape
+from colibri.memory.expert_store import ExpertStore
+from colibri.nn.parameter import Parameter, Weights
+from colibri.nn.rope import Rope
+
+RouteListener: TypeAlias = Callable[[int, Routing], None]
+LookAhead: TypeAlias = Callable[[int, Ints], None]  # layer, experts leased for it
+
+NOTHING: Ints = np.empty(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One pass through the model: what its sublayers share.
+
+    Attributes:
+        ids: `[T]` the tokens.
+        routes: sees each sparse layer's routing.
+        look_ahead: called when what a sparse layer reads is under way, before it is waited for.
+    """
+
+    kernels: Kernels
+    store: ExpertStore
+    batch: Batch
+    ids: Ints
+    routes: RouteListener | None = None
+    look_ahead: LookAhead | None = None
+    _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
+
+    def rope(self, rope: Rope) -> RopeTable:
+        """Cosine and sine of the batch's positions, computed once for equal embeddings."""
+        found = self._tables.get(rope.key)
+        if found is None:
+            found = self._tables[rope.key] = rope.table(self.batch.positions)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The largest operands of a sublayer; they size the workspace (`kernels.api.Limits`)."""
+
+    attention_width: int = 0
+    intermediate_size: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+
+    @classmethod
+    def largest(cls, demands: Iterable[Demand]) -> Demand:
+        """Each number's maximum."""
+        rows = [astuple(demand) for demand in demands]
+        return cls(*map(max, zip(*rows, strict=True))) if rows else cls()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Where a sublayer is bound: its layer's place in one checkpoint and one pool.
+
+    Attributes:
+        prefix: of the layer's tensors; ends with a dot.
+        state: of this sublayer.
+        experts: the layer's routed experts, where it has any.
+    """
+
+    layer: int
+    prefix: str
+    weights: Weights
+    state: LayerState
+    experts: ExpertLayerLayout | None
+
+
+class BoundSublayer(ABC):
+    """A sublayer, ready to compute."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def step(self, step: Step, x: Floats, y: Floats) -> None:
+        """Add `f(x)` to `y`; both are `[T, D]`, and may be the same array."""
+
+    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+        """Experts, likeliest first, that this sublayer would want for an earlier state `x`."""
+        return NOTHING
+
+
+class Sublayer(ABC):
+    """The declaration: sizes, switches and names, without weights."""
+
+    __slots__ = ()
+
+    @property
+    def state(self) -> StateShape:
+        """What it keeps of a sequence."""
+        return StateShape()
+
+    @property
+    def demand(self) -> Demand:
+        """What the kernels need room for."""
+        return Demand()
+
+    @abstractmethod
+    def parameters(self, prefix: str) -> list[Parameter]:
+        """Dense tensors under `prefix`, which ends with the layer's dot."""
+
+    def expert_layer(self, layer: int, prefix: str) -> ExpertLayer | None:
+        """What the checkpoint must hold of routed experts."""
+        return None
+
+    @abstractmethod
+    def bind(self, site: Site) -> BoundSublayer:
+        """Join it to its weights and state."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Layer:
+    """Sublayers in the order of the forward pass; by default attention, then a feed-forward."""
+
+    sublayers: tuple[Sublayer, ...]
+
+    def __init__(self, *sublayers: Sublayer) -> None:
+        """At most one of them has routed experts."""
+        object.__setattr__(self, "sublayers", sublayers)
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        """Routed experts that one token uses; 0 for a dense layer."""
+        return self.demand.num_experts_per_tok
+
+    @property
+    def demand(self) -> Demand:
+        """What the kernels need room for."""
+        return Demand.largest(each.demand for each in self.sublayers)
+
+    def parameters(self, prefix: str) -> list[Parameter]:
+        """Dense tensors under `prefix`, which ends with the layer's dot."""
+        return [found for each in self.sublayers for found in each.parameters(prefix)]
+
+    def expert_layer(self, layer: int, prefix: str) -> ExpertLayer | None:
+        """What the checkpoint must hold of routed experts."""
+        found = (each.expert_layer(layer, prefix) for each in self.sublayers)
+        return next((experts for experts in found if experts is not None), None)
