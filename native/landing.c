@@ -13,8 +13,6 @@
 
 #define MAX_RETRIES 1000 /* of one read that is interrupted or told to try again */
 
-enum { SCAN_F32, SCAN_F16, SCAN_BF16, SCAN_E8M0, SCAN_E4M3 }; /* kinds of a scan, as in formats/base.py */
-
 /* A file of one drive. */
 typedef struct {
     int32_t *fd, *direct, drive, file;
@@ -176,58 +174,20 @@ int landing_read(colibri_reader *r, const block *b, int32_t *drive, colibri_fail
     }
 }
 
-/* ---- Checks. Files promise no alignment, hence the types. */
+/* ---- Checks. */
 
-typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
-typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
-
-static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent) {
-    const loose16 *items = (const loose16 *)data;
-    uint16_t bad = 0;
-    for (int64_t i = 0; i < nbytes / 2; i++)
-        bad |= (items[i] & exponent) == exponent;
-    return !bad;
-}
-
-static int finite32(const uint8_t *data, int64_t nbytes) {
-    const loose32 *items = (const loose32 *)data;
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < nbytes / 4; i++)
-        bad |= (items[i] & 0x7F800000u) == 0x7F800000u;
-    return !bad;
-}
-
-/* One byte stands for NaN: 0xFF in E8M0, 0x7F with either sign in E4M3. */
-static int finite8(const uint8_t *data, int64_t nbytes, uint8_t nan) {
-    uint8_t bad = 0;
-    for (int64_t i = 0; i < nbytes; i++)
-        bad |= (data[i] & nan) == nan;
-    return !bad;
-}
-
-static int all_finite(const uint8_t *data, int64_t nbytes, int64_t kind) {
-    switch (kind) {
-    case SCAN_F32:
-        return finite32(data, nbytes);
-    case SCAN_E8M0:
-        return finite8(data, nbytes, 0xFF);
-    case SCAN_E4M3:
-        return finite8(data, nbytes, 0x7F);
-    default:
-        return finite16(data, nbytes, kind == SCAN_F16 ? 0x7C00 : 0x7F80);
-    }
+static int not_finite(colibri_reader *r, int32_t slot, int64_t part, source first, colibri_failure *failure) {
+    failed(failure, COLIBRI_READ_NOT_FINITE, 0, first, pieces_of(r, slot)->offset);
+    failure->part = (int32_t)part;
+    return COLIBRI_READ_NOT_FINITE;
 }
 
 static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_failure *failure) {
     job *j = &r->jobs[slot];
     for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
         const uint8_t *data = r->arena + r->parts[slot * 3LL + s->part] + s->offset;
-        for (int64_t i = 0; i < s->count; i++)
-            if (!all_finite(data + i * s->stride, s->nbytes, s->kind)) {
-                failed(failure, COLIBRI_READ_NOT_FINITE, 0, first, pieces_of(r, slot)->offset);
-                failure->part = (int32_t)s->part;
-                return COLIBRI_READ_NOT_FINITE;
-            }
+        if (!colibri_all_finite(data, s->nbytes, s->stride, s->count, s->kind))
+            return not_finite(r, slot, s->part, first, failure);
     }
     return 0;
 }

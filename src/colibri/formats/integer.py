@@ -52,7 +52,7 @@ class IntegerFormat(Format):
 
     def encode(self, weights: Floats) -> Bytes:
         """Pick each group's scale among a few by least squared error, then round to nearest."""
-        encodable = np.abs(weights) <= _LARGEST_SCALE * 2 ** (self.bits - 1)  # no NaN is
+        encodable = self.can_encode(weights)
         if not encodable.all():
             row, column = np.argwhere(~encodable)[0]
             raise NumericsError(
@@ -66,6 +66,10 @@ class IntegerFormat(Format):
         scales = self._best_scales(groups)
         codes = self._round(groups, self.scale.to_float32(scales)).reshape(rows, columns)
         return np.concatenate([self._store(codes).reshape(-1), scales.reshape(-1).view(np.uint8)])
+
+    def can_encode(self, weights: Floats) -> NDArray[np.bool_]:
+        """Which weights have a code: finite ones, up to the largest code and scale together."""
+        return np.asarray(np.abs(weights) <= _LARGEST_SCALE * 2 ** (self.bits - 1))  # no NaN is
 
     def pack(self, stored: Bytes, shape: Shape) -> Bytes:
         """Interleave eight rows; codes and scales are moved, never changed."""

@@ -10,20 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from colibri.checkpoint.crc32c import crc32c
-from colibri.formats import SCAN_BF16, SCAN_E4M3, SCAN_E8M0, SCAN_F16, SCAN_F32, Bytes
+from colibri.formats import Bytes, Scan
+from colibri.formats.scanning import all_finite
 from colibri.memory.arena import Arena
 from colibri.memory.drives import ALWAYS, MIRRORS, NEVER, Drives
 from colibri.memory.jobs import PAGE, Failure, Jobs, ReaderStats, Reason
 from colibri.memory.system import drop_cached, make_buffered
 
-# What an item that is not finite has set, by kind of scan.
-_NOT_FINITE = {
-    SCAN_F32: ("<u4", 0x7F800000),
-    SCAN_F16: ("<u2", 0x7C00),
-    SCAN_BF16: ("<u2", 0x7F80),
-    SCAN_E8M0: ("u1", 0xFF),
-    SCAN_E4M3: ("u1", 0x7F),
-}
 _MAX_RETRIES = 1000
 Piece = tuple[int, int, int, int]  # file, offset, nbytes, target
 
@@ -197,7 +190,7 @@ class Landing:
             raise LandingFailed(Failure(Reason.CHECKSUM, file=file, offset=offset))
         for part, *run in job.scans:
             start = int(self._arena.parts[job.slot, part])
-            if not _all_finite(self._arena.data[start:], *run):
+            if not all_finite(self._arena.data[start:], Scan(*run)):
                 raise LandingFailed(Failure(Reason.NOT_FINITE, file=file, offset=offset, part=part))
 
     def _landed(self, job: Job) -> Bytes:
@@ -265,13 +258,3 @@ class Landing:
         with self._counting:
             sums = {name: getattr(self._sums, name) + amount for name, amount in amounts.items()}
             self._sums = replace(self._sums, **sums)
-
-
-def _all_finite(data: Bytes, offset: int, nbytes: int, stride: int, count: int, kind: int) -> bool:
-    """Whether `count` runs of `nbytes`, `stride` apart, hold neither NaN nor infinity."""
-    dtype, bits = _NOT_FINITE[kind]
-    for start in range(offset, offset + count * stride, stride) if stride else [offset] * count:
-        items = np.frombuffer(data[start : start + nbytes], dtype)
-        if ((items & bits) == bits).any():
-            return False
-    return True
