@@ -39,7 +39,7 @@ def dense_tensors(blueprint: Blueprint, seed: int = 0) -> dict[str, np.ndarray]:
 def _dense(parameter: Parameter, seed: int) -> np.ndarray:
     if parameter.kind == "norm":
         return tensor(parameter.name, parameter.shape, 0.1, 1.0, seed)
-    if parameter.kind == "bias":
+    if parameter.kind in ("bias", "centred_norm"):
         return tensor(parameter.name, parameter.shape, 0.1, 0.0, seed)
     std = 2.0 if parameter.name == "lm_head.weight" else _STD[parameter.kind]
     return tensor(parameter.name, parameter.shape, std * parameter.shape[-1] ** -0.5, 0.0, seed)

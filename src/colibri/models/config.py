@@ -164,10 +164,19 @@ class BaseConfig:
             self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
         )
 
+    @property
+    def rotary_share(self) -> float:
+        """The part of a head that is rotated where the rope keys do not say."""
+        return 1.0
+
     @cached_property
     def rope(self) -> Rope:
         """The rotary embedding of `rope_parameters`."""
-        parameters = {"rope_theta": self.default_rope_theta, **self.rope_parameters}
+        parameters = {
+            "rope_theta": self.default_rope_theta,
+            "partial_rotary_factor": self.rotary_share,
+            **self.rope_parameters,
+        }
         share = parameters.get("partial_rotary_factor")
         if share not in (None, 1) and not self.partial_rotary:
             raise UnsupportedModelError(

@@ -9,6 +9,7 @@ from colibri.models.config import MoEConfig
 from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
+from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
 
@@ -31,13 +32,10 @@ class Config(MoEConfig):
 def layer(cfg: Config, index: int) -> Layer:
     """All layers are alike."""
     attention = GroupedQueryAttention.from_config(cfg, window=cfg.sliding_window)
-    moe = MoEFFN(
-        hidden_size=cfg.hidden_size,
-        norm=cfg.norm,
-        num_experts=cfg.num_experts,
-        num_experts_per_tok=cfg.num_experts_per_tok,
+    moe = MoEFFN.from_config(
+        cfg,
+        Route(normalize=True),
         intermediate_size=cfg.intermediate_size,
-        normalize=True,
     )
     return Layer(attention, moe)
 

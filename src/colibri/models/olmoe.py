@@ -8,6 +8,7 @@ from colibri.models.config import MoEConfig
 from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
+from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
 
@@ -30,13 +31,10 @@ def layer(cfg: Config, index: int) -> Layer:
         qkv_bias=cfg.attention_bias,
         o_bias=cfg.attention_bias,
     )
-    moe = MoEFFN(
-        hidden_size=cfg.hidden_size,
-        norm=cfg.norm,
-        num_experts=cfg.num_experts,
-        num_experts_per_tok=cfg.num_experts_per_tok,
+    moe = MoEFFN.from_config(
+        cfg,
+        Route(normalize=cfg.norm_topk_prob),
         intermediate_size=cfg.intermediate_size,
-        normalize=cfg.norm_topk_prob,
     )
     return Layer(attention, moe)
 

@@ -9,6 +9,7 @@ from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
+from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -54,13 +55,10 @@ def layer(cfg: Config, index: int) -> Layer:
     )
     if not cfg.is_sparse(index):
         return Layer(attention, DenseFFN.from_config(cfg))
-    moe = MoEFFN(
-        hidden_size=cfg.hidden_size,
-        norm=cfg.norm,
-        num_experts=cfg.num_experts,
-        num_experts_per_tok=cfg.num_experts_per_tok,
+    moe = MoEFFN.from_config(
+        cfg,
+        Route(normalize=cfg.norm_topk_prob),
         intermediate_size=cfg.moe_intermediate_size,
-        normalize=cfg.norm_topk_prob,
         shared_intermediate_size=cfg.shared_expert_intermediate_size,
         shared_gate=True,
     )

@@ -9,6 +9,7 @@ from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
+from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
 
@@ -38,13 +39,10 @@ def layer(cfg: Config, index: int) -> Layer:
     )
     if not cfg.is_sparse(index):
         return Layer(attention, DenseFFN.from_config(cfg))
-    moe = MoEFFN(
-        hidden_size=cfg.hidden_size,
-        norm=cfg.norm,
-        num_experts=cfg.num_experts,
-        num_experts_per_tok=cfg.num_experts_per_tok,
+    moe = MoEFFN.from_config(
+        cfg,
+        Route(normalize=cfg.norm_topk_prob),
         intermediate_size=cfg.moe_intermediate_size,
-        normalize=cfg.norm_topk_prob,
     )
     return Layer(attention, moe)
 

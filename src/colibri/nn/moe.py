@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -23,16 +24,37 @@ from colibri.memory.expert_store import ExpertStore
 from colibri.nn.ffn import bind_glu, glu_parameters
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, bind_linear
+from colibri.nn.route import Route
 from colibri.nn.sublayer import NOTHING, BoundSublayer, Demand, Site, Step, Sublayer
+
+
+class MoEFFNConfig(Protocol):
+    """The config keys that routed experts read."""
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+
+    @property
+    def norm(self) -> RMSNorm:
+        """Every norm of the model."""
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        """A."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEFFN(Sublayer):
-    """`x += sum_e w_e GLU_e(h) + shared(h)`, `h = norm(x)`, w by softmax over the router's logits.
+    """`x += sum_e w_e GLU_e(h) + shared(h)`, `h = norm(x)`, w by `route` from the router's logits.
 
     Attributes:
         intermediate_size: width F of one expert.
-        normalize: whether the chosen weights are divided by their sum.
+        route: how experts are chosen and weighed.
         shared_intermediate_size: width of the shared expert, None without one.
         shared_gate: whether the shared expert is multiplied by the sigmoid of a gate of its own.
     """
@@ -42,9 +64,31 @@ class MoEFFN(Sublayer):
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    normalize: bool
+    route: Route
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
+
+    @classmethod
+    def from_config(
+        cls,
+        cfg: MoEFFNConfig,
+        route: Route,
+        *,
+        intermediate_size: int,
+        shared_intermediate_size: int | None = None,
+        shared_gate: bool = False,
+    ) -> MoEFFN:
+        """Sizes and norm from the config; what is peculiar to a family by keyword."""
+        return cls(
+            hidden_size=cfg.hidden_size,
+            norm=cfg.norm,
+            num_experts=cfg.num_experts,
+            num_experts_per_tok=cfg.num_experts_per_tok,
+            intermediate_size=intermediate_size,
+            route=route,
+            shared_intermediate_size=shared_intermediate_size or None,
+            shared_gate=shared_gate,
+        )
 
     @property
     def demand(self) -> Demand:
@@ -59,7 +103,7 @@ class MoEFFN(Sublayer):
         """Norm, router and shared expert."""
         found = [
             self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size),
-            Parameter(f"{prefix}mlp.gate.weight", (self.num_experts, self.hidden_size), "router"),
+            *self.route.parameters(f"{prefix}mlp.gate.", self.num_experts, self.hidden_size),
         ]
         if self.shared_intermediate_size:
             found += glu_parameters(
@@ -86,12 +130,8 @@ class MoEFFN(Sublayer):
         if site.experts is None:
             raise ValueError(f"layer {site.layer} was given no experts")
         weights, mlp = site.weights, f"{site.prefix}mlp."
-        router = Router(
-            self.norm.bind(weights, f"{site.prefix}post_attention_layernorm"),
-            bind_linear(weights, f"{mlp}gate"),
-            self.num_experts_per_tok,
-            self.normalize,
-        )
+        norm = self.norm.bind(weights, f"{site.prefix}post_attention_layernorm")
+        router = self.route.bind(weights, f"{mlp}gate.", norm, self.num_experts_per_tok)
         gate, up, down = site.experts.parts
         shared = (
             bind_glu(weights, f"{mlp}shared_expert.") if self.shared_intermediate_size else None

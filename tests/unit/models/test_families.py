@@ -47,14 +47,14 @@ def test_olmoe() -> None:
     biased = attention(blueprint(olmoe.FAMILY, attention_bias=True).layers[0])
     assert biased.qkv_bias
     assert biased.o_bias
-    assert not moe(olmoe.FAMILY, norm_topk_prob=False).normalize
-    assert moe(olmoe.FAMILY, norm_topk_prob=True).normalize
+    assert not moe(olmoe.FAMILY, norm_topk_prob=False).route.normalize
+    assert moe(olmoe.FAMILY, norm_topk_prob=True).route.normalize
     with pytest.raises(ConfigError, match="clip_qkv = -1"):
         blueprint(olmoe.FAMILY, clip_qkv=-1)
 
 
 def test_mixtral() -> None:
-    assert moe(mixtral.FAMILY).normalize
+    assert moe(mixtral.FAMILY).route.normalize
     assert windows(mixtral.FAMILY, sliding_window=7) == [7, 7, 7]
     assert windows(mixtral.FAMILY, sliding_window=None) == [None, None, None]
     with pytest.raises(ConfigError, match="sliding_window = 0"):
@@ -112,7 +112,7 @@ def test_qwen2_moe() -> None:
     sparse = moe(qwen2_moe.FAMILY, **sizes, norm_topk_prob=False)
     assert (sparse.intermediate_size, sparse.shared_intermediate_size) == (32, 48)
     assert sparse.shared_gate
-    assert not sparse.normalize
+    assert not sparse.route.normalize
 
 
 def test_qwen3_moe() -> None:
@@ -121,8 +121,8 @@ def test_qwen3_moe() -> None:
     normed = attention(found.layers[0])
     assert (normed.qk_norm, normed.head_dim) == ("head", 32)
     assert normed.rope.attention_factor > 1
-    assert moe(qwen3_moe.FAMILY, norm_topk_prob=True).normalize
-    assert not moe(qwen3_moe.FAMILY, norm_topk_prob=False).normalize
+    assert moe(qwen3_moe.FAMILY, norm_topk_prob=True).route.normalize
+    assert not moe(qwen3_moe.FAMILY, norm_topk_prob=False).route.normalize
     assert moe(qwen3_moe.FAMILY).shared_intermediate_size is None
     unused = {"use_sliding_window": False, "sliding_window": 9}
     assert windows(qwen3_moe.FAMILY, **unused) == [None] * 3

@@ -16,6 +16,7 @@ from colibri.nn.moe import MoEFFN
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter
 from colibri.nn.rope import Rope
+from colibri.nn.route import Route
 from colibri.nn.sublayer import Site
 from tests.unit.nn.weights import NumberedWeights
 
@@ -159,7 +160,7 @@ def test_dense_ffn() -> None:
 def moe(**changes: Any) -> MoEFFN:
     """Eight experts of width 32."""
     sizes = {"hidden_size": 64, "norm": RMSNorm(1e-5), "num_experts": 8, "num_experts_per_tok": 2}
-    return MoEFFN(**{**sizes, "intermediate_size": 32, "normalize": True, **changes})
+    return MoEFFN(**{**sizes, "intermediate_size": 32, "route": Route(normalize=True), **changes})
 
 
 SHARED = {

@@ -1,0 +1,62 @@
+"""Routers: what their logits become, how experts are chosen, how they are weighed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from colibri.kernels.api import Norm, Router
+from colibri.nn.parameter import Parameter, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Scores p of all experts, the choice among `p + bias`, weights from the chosen p.
+
+    A softmax over the logits of the chosen experts alone is the softmax over all, normalised.
+
+    Attributes:
+        normalize: whether the chosen weights are divided by their sum plus `epsilon`.
+        scoring: what the logits become.
+        linear_bias: whether the router's matrix has a bias.
+        choice_bias: whether a bias takes part in the choice, and in nothing else.
+        num_groups: experts are chosen inside the best `num_groups_used` of so many groups.
+        group_top: a group is as good as the sum of so many of its best.
+        factor: multiplies the weights.
+    """
+
+    normalize: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    linear_bias: bool = False
+    choice_bias: bool = False
+    num_groups: int = 1
+    num_groups_used: int = 1
+    group_top: int = 2
+    epsilon: float = 0.0
+    factor: float = 1.0
+
+    def parameters(self, prefix: str, num_experts: int, hidden_size: int) -> list[Parameter]:
+        """Tensors under `prefix`, which ends with a dot."""
+        found = [Parameter(f"{prefix}weight", (num_experts, hidden_size), "router")]
+        if self.linear_bias:
+            found.append(Parameter(f"{prefix}bias", (num_experts,), "bias"))
+        if self.choice_bias:
+            found.append(Parameter(f"{prefix}e_score_correction_bias", (num_experts,), "bias"))
+        return found
+
+    def bind(self, weights: Weights, prefix: str, norm: Norm, num_experts_per_tok: int) -> Router:
+        """The kernels' view of it; `norm` is of its input."""
+        bias = f"{prefix}e_score_correction_bias"
+        return Router(
+            norm,
+            weights.matrix(f"{prefix}weight", f"{prefix}bias" if self.linear_bias else None),
+            num_experts_per_tok,
+            self.normalize,
+            scoring=self.scoring,
+            bias=weights.vector(bias) if self.choice_bias else None,
+            num_groups=self.num_groups,
+            num_groups_used=self.num_groups_used,
+            group_top=self.group_top,
+            epsilon=self.epsilon,
+            factor=self.factor,
+        )
