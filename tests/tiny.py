@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from colibri.checkpoint.safetensors_writer import save_hf
+from colibri.models import mixtral
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
+from colibri.models.registry import all_families
 from colibri.nn.parameter import Parameter
+
+FAMILIES = all_families()
+SPARSE = tuple(f for f in FAMILIES if Blueprint.of(f.tiny_config()).sparse_layers())
+PLAIN = mixtral.FAMILY  # where any family serves: nothing but sparse layers
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+each_sparse = pytest.mark.parametrize("family", SPARSE, ids=lambda family: family.model_type)
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
 _STD = {"matrix": 1.0, "router": 1.5, "embedding": 8.0}  # times K^-1/2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from colibri.models.generate import generate, shape_config
-from colibri.models.registry import all_families
+from tests.tiny import PLAIN
 
 BUDGETS_MIB = (320, 560, 1200)
 PROMPT = "The hummingbird drinks while it flies, " * 8
@@ -23,7 +23,7 @@ PROMPT = "The hummingbird drinks while it flies, " * 8
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated checkpoint of 1 GB."""
     path = tmp_path_factory.mktemp("budget") / "model"
-    generate(path, shape_config(all_families()[0], "1gb"), experts="int4-g64")
+    generate(path, shape_config(PLAIN, "1gb"), experts="int4-g64")
     return path
 
 

@@ -43,6 +43,7 @@ _POSITIVE = {
 }
 # Far above any model: a damaged count must not keep the loader busy, nor size an allocation.
 _MOST_LAYERS, _MOST_EXPERTS, _MOST_HEAD_WIDTH = 1 << 12, 1 << 16, 1 << 16
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 Tokens = int | tuple[int, ...] | None
 
 
@@ -187,6 +188,44 @@ class BaseConfig:
         return Rope.from_parameters(
             parameters, head_dim=self.head_width, max_position_embeddings=limit
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedConfig(BaseConfig):
+    """Keys of Qwen2's windows.
+
+    `layer_types` says which layers slide; without it, those that `slides_by_index` names.
+    """
+
+    use_sliding_window: bool = False
+    sliding_window: int | None = None
+    max_window_layers: int = 28
+    layer_types: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """A window that is used is given; each layer has a known kind."""
+        super().check()
+        given = not self.use_sliding_window or (self.sliding_window or 0) > 0
+        self.require(given, "sliding_window", "must be positive where use_sliding_window is true")
+        kinds = (_FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
+        known = len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _SLIDING}
+        self.require(known, "layer_types", f"must give each layer {_FULL!r} or {_SLIDING!r}")
+        used = self.use_sliding_window or _SLIDING not in kinds
+        self.require(used, "layer_types", "has sliding layers, but use_sliding_window is false")
+
+    def window(self, index: int) -> int | None:
+        """The window of layer `index`, None where it sees everything."""
+        if not self.use_sliding_window:
+            return None
+        if self.layer_types is not None:
+            slides = self.layer_types[index] == _SLIDING
+        else:
+            slides = self.slides_by_index(index)
+        return self.sliding_window if slides else None
+
+    def slides_by_index(self, index: int) -> bool:
+        """Whether layer `index` slides where `layer_types` is not given."""
+        return index >= self.max_window_layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
+from colibri.checkpoint.config import normalize
 from colibri.checkpoint.generate import RandomModel, RandomTensor, generate_checkpoint
 from colibri.errors import UnsupportedModelError
 from colibri.formats import BF16, Format, get_format
@@ -17,8 +18,10 @@ from colibri.nn.parameter import Parameter
 from colibri.nn.trunk import LM_HEAD
 
 # What makes a tiny model peculiar and would only confuse a large one.
-_TINY_ONLY = ("mlp_only_layers", "layer_types", "use_sliding_window", "sliding_window")
-_TINY_ONLY_ROPE = ("rope_scaling", "rope_parameters")
+_TINY_ONLY = (
+    *("mlp_only_layers", "mlp_layer_types", "first_k_dense_replace", "rope_parameters"),
+    *("layer_types", "use_sliding_window", "sliding_window"),
+)
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
 
@@ -80,10 +83,10 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
             f"unknown shape {shape!r}: known are {', '.join(shape_names())}"
         )
     declared = {item.name for item in fields(family.config)}
-    config = family.tiny_config(**_sizes(SHAPES[shape], declared), **ends)
-    for key in (*_TINY_ONLY, *_TINY_ONLY_ROPE, "num_local_experts"):
+    config = normalize(family.tiny_config(**ends))
+    for key in _TINY_ONLY:
         config.pop(key, None)
-    return config | layers
+    return {**config, **_sizes(SHAPES[shape], declared), **layers}
 
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +107,7 @@ def _sizes(size: ModelShape, declared: set[str]) -> dict[str, Any]:
         "num_attention_heads": size.num_heads,
         "num_key_value_heads": size.num_kv_heads,
         "head_dim": size.head_dim,
+        "rotary_dim": size.head_dim // 2,
         "max_position_embeddings": 4096,
         "num_experts": size.num_experts,
         "num_experts_per_tok": size.num_experts_per_tok,
@@ -173,7 +177,7 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
     match parameter.kind:
         case "norm":
             return RandomTensor(name, shape, plain, 0.1, mean=1.0)
-        case "bias":
+        case "bias" | "centred_norm":
             return RandomTensor(name, shape, plain, 0.1)
         case "router":
             return RandomTensor(name, shape, plain, _ROUTER_GAIN * unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from colibri.models.config import StridedMoEConfig
+from colibri.models.config import StridedMoEConfig, WindowedConfig
 from colibri.models.family import Family
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
@@ -12,40 +12,17 @@ from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StridedMoEConfig):
-    """`layer_types` says which layers slide; without it, even ones below `max_window_layers`."""
+class Config(StridedMoEConfig, WindowedConfig):
+    """Windows and dense layers by index, or as lists name them."""
 
     shared_expert_intermediate_size: int
     qkv_bias: bool = True
-    use_sliding_window: bool = False
-    sliding_window: int | None = None
-    max_window_layers: int = 28
-    layer_types: tuple[str, ...] | None = None
 
-    def check(self) -> None:
-        """A window that is used is given; each layer has a known kind."""
-        super().check()
-        given = not self.use_sliding_window or (self.sliding_window or 0) > 0
-        self.require(given, "sliding_window", "must be positive where use_sliding_window is true")
-        kinds = (_FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
-        known = len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _SLIDING}
-        self.require(known, "layer_types", f"must give each layer {_FULL!r} or {_SLIDING!r}")
-        used = self.use_sliding_window or _SLIDING not in kinds
-        self.require(used, "layer_types", "has sliding layers, but use_sliding_window is false")
-
-    def window(self, index: int) -> int | None:
-        """The window of layer `index`, None where it sees everything."""
-        if not self.use_sliding_window:
-            return None
-        if self.layer_types is not None:
-            slides = self.layer_types[index] == _SLIDING
-        else:
-            slides = index % 2 == 0 and index < self.max_window_layers
-        return self.sliding_window if slides else None
+    def slides_by_index(self, index: int) -> bool:
+        """Even layers below `max_window_layers`."""
+        return index % 2 == 0 and index < self.max_window_layers
 
 
 def layer(cfg: Config, index: int) -> Layer:

@@ -39,12 +39,16 @@ class DenseFFN(Sublayer):
     hidden_size: int
     intermediate_size: int
     norm: RMSNorm
+    bias: bool = False
 
     @classmethod
-    def from_config(cls, cfg: FFNConfig) -> DenseFFN:
-        """Sizes and norm from the config."""
+    def from_config(cls, cfg: FFNConfig, *, bias: bool = False) -> DenseFFN:
+        """Sizes and norm from the config; what is peculiar to a family by keyword."""
         return cls(
-            hidden_size=cfg.hidden_size, intermediate_size=cfg.intermediate_size, norm=cfg.norm
+            hidden_size=cfg.hidden_size,
+            intermediate_size=cfg.intermediate_size,
+            norm=cfg.norm,
+            bias=bias,
         )
 
     @property
@@ -55,12 +59,15 @@ class DenseFFN(Sublayer):
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norm, gate, up and down."""
         norm = self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size)
-        return [norm, *glu_parameters(f"{prefix}mlp.", self.hidden_size, self.intermediate_size)]
+        glu = glu_parameters(
+            f"{prefix}mlp.", self.hidden_size, self.intermediate_size, bias=self.bias
+        )
+        return [norm, *glu]
 
     def bind(self, site: Site) -> BoundFFN:
         """Join it to its weights."""
         norm = self.norm.bind(site.weights, f"{site.prefix}post_attention_layernorm")
-        return BoundFFN(bind_glu(site.weights, f"{site.prefix}mlp.", norm))
+        return BoundFFN(bind_glu(site.weights, f"{site.prefix}mlp.", norm, bias=self.bias))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,18 +81,21 @@ class BoundFFN(BoundSublayer):
         step.kernels.ffn_step(self.layer, x, y)
 
 
-def glu_parameters(prefix: str, hidden_size: int, intermediate_size: int) -> list[Parameter]:
+def glu_parameters(
+    prefix: str, hidden_size: int, intermediate_size: int, *, bias: bool = False
+) -> list[Parameter]:
     """gate, up and down under `prefix`."""
     return [
-        *linear(f"{prefix}gate_proj", intermediate_size, hidden_size),
-        *linear(f"{prefix}up_proj", intermediate_size, hidden_size),
-        *linear(f"{prefix}down_proj", hidden_size, intermediate_size),
+        *linear(f"{prefix}gate_proj", intermediate_size, hidden_size, bias=bias),
+        *linear(f"{prefix}up_proj", intermediate_size, hidden_size, bias=bias),
+        *linear(f"{prefix}down_proj", hidden_size, intermediate_size, bias=bias),
     ]
 
 
-def bind_glu(weights: Weights, prefix: str, norm: Norm | None = None) -> FFN:
+def bind_glu(weights: Weights, prefix: str, norm: Norm | None = None, *, bias: bool = False) -> FFN:
     """gate, up and down under `prefix` as the kernels' `FFN`."""
     gate, up, down = (
-        bind_linear(weights, prefix + name) for name in ("gate_proj", "up_proj", "down_proj")
+        bind_linear(weights, prefix + name, bias=bias)
+        for name in ("gate_proj", "up_proj", "down_proj")
     )
     return FFN(gate, up, down, norm)

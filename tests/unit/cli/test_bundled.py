@@ -10,8 +10,7 @@ from colibri import LLM
 from colibri.cli.main import app
 from colibri.cli.options import NOTICE
 from colibri.models.convert import convert_model
-from colibri.models.registry import all_families
-from tests.tiny import write_tiny
+from tests.tiny import PLAIN, write_tiny
 from tests.unit.cli.conftest import Coli
 from tests.unit.llm.fakes import write_tokenizer
 
@@ -24,7 +23,7 @@ def coli(*arguments: str, stdin: str = "") -> Result:
 def bundled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A container in the place of the bundled one."""
     folder = tmp_path_factory.mktemp("package")
-    write_tiny(folder / "from", all_families()[0])
+    write_tiny(folder / "from", PLAIN)
     convert_model(folder / "from", folder / "bundled", dense="int8-g64")
     # What else lies beside the weights there.
     for name in ("experts.json", "card.json"):

@@ -14,7 +14,7 @@ from colibri.checkpoint.container_manifest import MANIFEST, PROGRESS
 from colibri.cli.main import app
 from colibri.models.family import Family
 from colibri.models.registry import all_families
-from tests.tiny import write_tiny
+from tests.tiny import PLAIN, write_tiny
 
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -78,7 +78,7 @@ def test_it_says_what_it_does(tiny_source: Path, tmp_path: Path, spawn: Spawn) -
 
 @pytest.fixture(scope="module")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("convert") / "from", all_families()[0])
+    return write_tiny(tmp_path_factory.mktemp("convert") / "from", PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_stopped_conversion_goes_on(
     number: signal.Signals, code: int, tiny_source: Path, tmp_path: Path
 ) -> None:
     made, whole = tmp_path / "to", tmp_path / "whole"
-    experts = all_families()[0].tiny_config()
+    experts = PLAIN.tiny_config()
     count = experts.get("num_experts") or experts["num_local_experts"]
     result = stopped(count + 2, number, str(tiny_source), str(made))
     assert result.returncode == code

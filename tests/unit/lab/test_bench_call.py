@@ -9,14 +9,14 @@ from colibri.kernels.reference import ReferenceKernels
 from colibri.lab import bench_call as module
 from colibri.lab.bench_call import SCHEMA, CallBench, bench_call
 from colibri.models.generate import generate, shape_config
-from colibri.models.registry import all_families
 from colibri.settings import Settings
+from tests.tiny import PLAIN
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("call") / "tiny"
-    generate(directory, shape_config(all_families()[0], "tiny"))
+    generate(directory, shape_config(PLAIN, "tiny"))
     return directory
 
 

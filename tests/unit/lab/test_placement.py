@@ -11,8 +11,7 @@ import pytest
 from colibri import LLM
 from colibri.memory.policies import EVICTIONS
 from colibri.memory.usage import NAME
-from colibri.models.registry import all_families
-from tests.tiny import write_tiny
+from tests.tiny import PLAIN, write_tiny
 
 pytestmark = pytest.mark.usefixtures("heat_on")
 IDS = np.random.RandomState(5).randint(3, 512, 24).astype(np.int32)
@@ -20,7 +19,7 @@ IDS = np.random.RandomState(5).randint(3, 512, 24).astype(np.int32)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return write_tiny(tmp_path / "model", all_families()[0])
+    return write_tiny(tmp_path / "model", PLAIN)
 
 
 def counted(model: Path) -> float:

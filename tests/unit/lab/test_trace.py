@@ -12,15 +12,14 @@ from colibri.kernels.api import Routing
 from colibri.lab.synthetic import Routing as Recipe
 from colibri.lab.synthetic import make_trace
 from colibri.lab.trace import halves, joined, read_trace
-from colibri.models.registry import all_families
-from tests.tiny import write_tiny
+from tests.tiny import PLAIN, write_tiny
 
 IDS = np.random.RandomState(5).randint(3, 512, 21).astype(np.int32)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("trace"), all_families()[0])
+    return write_tiny(tmp_path_factory.mktemp("trace"), PLAIN)
 
 
 def test_prefill_and_decode_are_written_down(model: Path, tmp_path: Path) -> None:

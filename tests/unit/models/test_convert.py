@@ -9,27 +9,25 @@ from colibri.errors import UnsupportedModelError
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from colibri.models.family import Family
-from colibri.models.registry import all_families
-from tests.tiny import write_tiny
+from tests.tiny import PLAIN, each_family, write_tiny
 
 
-@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.model_type)
+@each_family
 def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     write_tiny(tmp_path / "from", family)
     convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g32", dense="int8-g64")
     description = Description.of(Checkpoint.open(tmp_path / "to"))
     assert description.checkpoint.container is not None
     assert description.checkpoint.container.family == family.model_type
-    assert {p.format.name for layer in description.experts.layers for p in layer.parts} == {
-        "int4-g32"
-    }
+    for layer in description.experts.layers:
+        assert {part.format.name for part in layer.parts} == {"int4-g32"}
     for tensor in description.dense:
         coded = tensor.parameter.kind in ("matrix", "embedding")
         assert tensor.stored.name == ("int8-g64" if coded else "f32")
 
 
 def test_without_a_dense_format_dense_tensors_stay(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "from", all_families()[0])
+    write_tiny(tmp_path / "from", PLAIN)
     convert_model(tmp_path / "from", tmp_path / "to")
     description = Description.of(Checkpoint.open(tmp_path / "to"))
     assert list(description.formats()) == ["int4-g64", "f32"]

@@ -22,22 +22,24 @@ from colibri.memory.slot_classes import divide, minimum_slots, slots_nbytes
 from colibri.models import plan as plan_module
 from colibri.models.description import Description
 from colibri.models.plan import MemoryConfig, Plan, plan_model
-from colibri.models.registry import all_families
 from colibri.units import parse_bytes
-from tests.tiny import write_tiny
+from tests.tiny import FAMILIES, SPARSE, write_tiny
 
 PROCESS = 40 << 20
-NAMES = [family.model_type for family in all_families()]
+NAMES = [family.model_type for family in FAMILIES]
+SPARSE_NAMES = [family.model_type for family in SPARSE]
 KERNELS = ReferenceKernels()
 each_name = pytest.mark.parametrize("name", NAMES)
+each_sparse_name = pytest.mark.parametrize("name", SPARSE_NAMES)
 names = st.sampled_from(NAMES)
+sparse_names = st.sampled_from(SPARSE_NAMES)
 room = st.integers(0, 6 << 20)  # above the least budget; all of a tiny model takes less
 
 
 @cache
 def describe(name: str, dtype: str = "F32", **changes: Any) -> Description:
     """The tiny checkpoint of a family; its files are no longer needed once it is described."""
-    (family,) = (found for found in all_families() if found.model_type == name)
+    (family,) = (found for found in FAMILIES if found.model_type == name)
     with TemporaryDirectory() as folder:
         return Description.of(
             Checkpoint.open(write_tiny(Path(folder), family, dtype=dtype, **changes))
@@ -147,7 +149,7 @@ def test_the_least_budget_holds_one_token(name: str) -> None:
 
 @settings(max_examples=60)
 @given(
-    names,
+    sparse_names,
     st.integers(1 << 20, 64 << 20),
     st.sampled_from([None, 1, 64, 65, 256]),
     st.sampled_from([None, 5, 0.5, 1.0]),
@@ -177,7 +179,7 @@ def test_what_a_refusal_advises_works(
         make(name, ram=enough - slack, **asked)
 
 
-@each_name
+@each_sparse_name
 def test_a_shorter_context_or_fewer_slots_are_advised_where_they_help(name: str) -> None:
     budget = least(name) + block(name)
     message = refused(name, ram=budget, context_length=256)
@@ -195,7 +197,7 @@ def test_a_shorter_context_or_fewer_slots_are_advised_where_they_help(name: str)
 
 
 @settings(max_examples=40)
-@given(names, st.integers(1, 400))
+@given(sparse_names, st.integers(1, 400))
 def test_a_number_of_slots_is_exact(name: str, wanted: int) -> None:
     ram = least(name) + (64 << 20)
     total = make(name, ram=ram).num_experts
@@ -305,7 +307,7 @@ def test_without_a_budget_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked[0] > PROCESS
 
 
-@each_name
+@each_sparse_name
 def test_figures_for_people_and_programs(name: str) -> None:
     plan = make(name, ram=1 << 30)
     assert json.loads(json.dumps(plan.as_dict()))["num_slots"] == plan.num_slots

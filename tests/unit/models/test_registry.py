@@ -11,10 +11,10 @@ from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.models import registry
 from colibri.models.family import Family
 from colibri.models.registry import all_families, family_of, get_family
+from tests.tiny import each_family
 
 FAMILIES = all_families()
 NAMES = {name for family in FAMILIES for name in (family.model_type, *family.aliases)}
-each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 
 
 def test_every_family_file_is_found() -> None:
