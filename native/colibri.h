@@ -6,6 +6,7 @@
 
 #include "abi_kernels.cdef"
 #include "abi_pack.cdef"
+#include "abi_recurrent.cdef"
 #if __has_include("abi_reader.cdef")
 #include "abi_reader.cdef"
 #endif

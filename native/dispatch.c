@@ -105,3 +105,33 @@ int32_t colibri_head_step(colibri_context *ctx, const colibri_norm *norm, const 
 void colibri_exp(const colibri_table *table, const float *x, float *out, int64_t n) { table->exp(x, out, n); }
 
 uint64_t colibri_read_sum(colibri_context *ctx, const uint8_t *data, int64_t nbytes) { return ctx->table->read_sum(ctx, data, nbytes); }
+
+int32_t colibri_project(colibri_context *ctx, const colibri_norm *norm, const colibri_matrix *const *matrices, int32_t num_matrices,
+                        const float *x, int32_t rows, float *const *out) {
+    return ctx->table->project(ctx, norm, matrices, num_matrices, x, rows, out);
+}
+
+int32_t colibri_norm_rows(colibri_context *ctx, const colibri_group_norm *norm, const float *x, int64_t x_stride, const float *gate,
+                          int64_t gate_stride, int32_t rows, int32_t width, float *out) {
+    return ctx->table->norm_rows(ctx, norm, x, x_stride, gate, gate_stride, rows, width, out);
+}
+
+int32_t colibri_activate(colibri_context *ctx, int32_t kind, const float *x, int64_t x_stride, int32_t rows, int32_t width, float *out) {
+    return ctx->table->activate(ctx, kind, x, x_stride, rows, width, out);
+}
+
+int32_t colibri_decay_rows(colibri_context *ctx, const colibri_decay *layer, const float *a, int64_t a_stride, int32_t rows, float *out) {
+    return ctx->table->decay_rows(ctx, layer, a, a_stride, rows, out);
+}
+
+int32_t colibri_conv_rows(colibri_context *ctx, const colibri_short_conv *layer, const colibri_cell_layer *state,
+                          const colibri_cell_rows *rows, float *x, int64_t x_stride) {
+    return ctx->table->conv_rows(ctx, layer, state, rows, x, x_stride);
+}
+
+int32_t colibri_delta_rows(colibri_context *ctx, const colibri_delta_rule *layer, const colibri_cell_layer *state,
+                           const colibri_cell_rows *rows, const float *q, int64_t q_stride, const float *k, int64_t k_stride,
+                           const float *v, int64_t v_stride, const float *decay, int64_t decay_stride, const float *beta,
+                           int64_t beta_stride, float *out) {
+    return ctx->table->delta_rows(ctx, layer, state, rows, q, q_stride, k, k_stride, v, v_stride, decay, decay_stride, beta, beta_stride, out);
+}

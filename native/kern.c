@@ -2,6 +2,7 @@
 #include "kern_attention.h"
 #include "kern_dense.h"
 #include "kern_moe.h"
+#include "kern_recurrent.h"
 #include "kern_route.h"
 #include "kern_table.h"
 
@@ -68,4 +69,10 @@ const colibri_table TABLE_NAME(ISA) = {
     .head_step = head_step,
     .exp = exp_all,
     .read_sum = read_sum,
+    .project = project,
+    .norm_rows = norm_rows,
+    .activate = activate,
+    .decay_rows = decay_rows,
+    .conv_rows = conv_rows,
+    .delta_rows = delta_rows,
 };

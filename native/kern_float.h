@@ -101,13 +101,15 @@ static float narrow_row(const float *x, int64_t n, uint8_t *codes) {
     return most >= 0x7f800000 ? float_of(0x7fc00000) : factor == 0.0f ? 0.0f : max / 127.0f;
 }
 
-/* The square root of mean(x^2) + eps, in the order of a dot product. */
-static float root_mean_square(const float *x, int64_t n, float eps) {
+/* The square root of sum(x^2) / divisor + eps, in the order of a dot product. */
+static float root_of_squares(const float *x, int64_t n, float divisor, float eps) {
     float sum;
     const float *const rows[1] = {x};
     float_tile(F32_CODE, 1, 1, (const uint8_t *)x, 0, rows, n, &sum, 1);
-    return __builtin_sqrtf(sum / (float)n + eps);
+    return __builtin_sqrtf(sum / divisor + eps);
 }
+
+static float root_mean_square(const float *x, int64_t n, float eps) { return root_of_squares(x, n, (float)n, eps); }
 
 static void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *out) {
     const float scale = 1.0f / root_mean_square(x, n, eps);

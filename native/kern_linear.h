@@ -9,7 +9,7 @@
 #include "kern_fp8.h"
 #include "pool.h"
 
-enum { MOST_PANELS = 8 /* handed out at once: 64 rows */, LARGEST_GROUP = 128, TOKENS = 8 /* that meet a panel at once */ };
+enum { MOST_PANELS = 8 /* handed out at once: 64 rows */, LARGEST_GROUP = 128, MOST_MATRICES = 8 /* over one input at once */, TOKENS = 8 /* that meet a panel at once */ };
 
 /* A step's memory: bumped within the caller's workspace, or (base NULL) only counted. */
 typedef struct {
@@ -169,8 +169,8 @@ typedef struct {
     const input *in;
     int64_t rows;
     int num_matrices, add;
-    const colibri_matrix *matrices[3];
-    float *out[3]; /* [rows, matrix rows] */
+    const colibri_matrix *matrices[MOST_MATRICES];
+    float *out[MOST_MATRICES]; /* [rows, matrix rows] */
 } linear_job;
 
 static void put_panel(const colibri_matrix *m, int64_t p, const int64_t *tokens, int n, int add, float (*y)[8], float *out) {

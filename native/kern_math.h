@@ -50,6 +50,26 @@ BRANCHLESS float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 BRANCHLESS float silu(float x) { return x / (1.0f + exp_f32(-x)); }
 
+/* ln(1 + y) for 0 <= y <= 1 within 2 ulp: 2 artanh(s), s = y / (2 + y) <= 1/3, by its Taylor series to s^15. */
+BRANCHLESS float log1p_of_unit(float y) {
+    const float s = y / (2.0f + y), z = s * s;
+    float p = 0x1.111112p-4f;
+    p = __builtin_fmaf(p, z, 0x1.3b13b2p-4f);
+    p = __builtin_fmaf(p, z, 0x1.745d18p-4f);
+    p = __builtin_fmaf(p, z, 0x1.c71c72p-4f);
+    p = __builtin_fmaf(p, z, 0x1.24924ap-3f);
+    p = __builtin_fmaf(p, z, 0x1.99999ap-3f);
+    p = __builtin_fmaf(p, z, 0x1.555556p-2f);
+    const float twice = s + s;
+    return __builtin_fmaf(twice, p * z, twice);
+}
+
+/* ln(1 + e^x), without overflow; NaN at NaN. */
+BRANCHLESS float softplus(float x) {
+    const float size = x < 0.0f ? -x : x;
+    return (x < 0.0f ? 0.0f : x) + log1p_of_unit(exp_f32(-size));
+}
+
 BRANCHLESS float bf16_to_float(uint16_t h) { return float_of((uint32_t)h << 16); }
 
 /* To nearest even; a NaN stays a NaN. */

@@ -17,6 +17,13 @@ struct colibri_table {
     int32_t (*head_step)(colibri_context *, const colibri_norm *, const colibri_matrix *, const float *, int32_t, float *);
     void (*exp)(const float *, float *, int64_t);
     uint64_t (*read_sum)(colibri_context *, const uint8_t *, int64_t);
+    int32_t (*project)(colibri_context *, const colibri_norm *, const colibri_matrix *const *, int32_t, const float *, int32_t, float *const *);
+    int32_t (*norm_rows)(colibri_context *, const colibri_group_norm *, const float *, int64_t, const float *, int64_t, int32_t, int32_t, float *);
+    int32_t (*activate)(colibri_context *, int32_t, const float *, int64_t, int32_t, int32_t, float *);
+    int32_t (*decay_rows)(colibri_context *, const colibri_decay *, const float *, int64_t, int32_t, float *);
+    int32_t (*conv_rows)(colibri_context *, const colibri_short_conv *, const colibri_cell_layer *, const colibri_cell_rows *, float *, int64_t);
+    int32_t (*delta_rows)(colibri_context *, const colibri_delta_rule *, const colibri_cell_layer *, const colibri_cell_rows *, const float *,
+                          int64_t, const float *, int64_t, const float *, int64_t, const float *, int64_t, const float *, int64_t, float *);
 };
 
 #define TABLE_NAME_OF(isa) colibri_table_##isa

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from colibri.formats import BF16, F16, F32, FORMATS, INT8_ROWS, Floats
 from colibri.kernels.api import Attention, Ints, Kernels, KVLayer
-from colibri.kernels.reference import rms_norm
+from colibri.kernels.reference_math import rms_norm
 from tests.kernels.builders import (
     REFERENCE,
     assert_close,

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
+from colibri.kernels.recurrent_api import RecurrentKernels, RowKernels
 
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -323,7 +324,7 @@ class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which know
         self.row = row
 
 
-class Kernels(Protocol):
+class Kernels(RowKernels, RecurrentKernels, Protocol):
     """The operations.
 
     Implementations keep no state of a sequence; one instance serves one engine.

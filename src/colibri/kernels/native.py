@@ -25,15 +25,14 @@ from colibri.kernels.api import (
     KVLayer,
     Limits,
     Matrix,
-    NonFiniteRow,
     RopeTable,
     Router,
     Routing,
-    SlotFailed,
     Slots,
 )
 from colibri.kernels.cpus import num_threads
 from colibri.kernels.library import load
+from colibri.kernels.native_recurrent import NativeRecurrent
 from colibri.kernels.native_structs import Structs, address_of, aligned, check_kv
 
 _CODES = {Activations.FLOAT32: 0, Activations.INT16: 1, Activations.INT8: 2}
@@ -44,7 +43,7 @@ def instruction_sets() -> list[str]:
     return list(_tables())
 
 
-class NativeKernels:
+class NativeKernels(NativeRecurrent):
     """`Kernels` in C.
 
     Attributes:
@@ -193,28 +192,6 @@ class NativeKernels:
         data = address_of(self._library, array, np.uint8, "uint8_t[]", (-1,), "array")
         return int(self._library.lib.colibri_read_sum(self._context, data, array.size))
 
-    def _do(self, function: str, *arguments: Any) -> None:
-        """Call until done. Between calls that say AGAIN Python sees signals, so Ctrl-C works."""
-        lib, call = self._library.lib, getattr(self._library.lib, function)
-        code = call(self._context, *arguments)
-        while code == lib.COLIBRI_AGAIN:
-            code = call(self._context, *arguments)
-        if code != lib.COLIBRI_OK:
-            raise self._error(function, code)
-
-    def _error(self, function: str, code: int) -> Exception:
-        lib, where = self._library.lib, self._context.where
-        if code == lib.COLIBRI_FAILED:
-            return SlotFailed(where)
-        if code == lib.COLIBRI_NONFINITE:
-            return NonFiniteRow(where)
-        if code == lib.COLIBRI_WORKSPACE:
-            size = self._workspace.size
-            return ValueError(f"{function}: the step needs more than the {size} bytes reserved")
-        return ValueError(
-            f"{function}: an id, position, block or slot is out of range (at {where})"
-        )
-
     def _limits(self, limits: Limits) -> Any:
         values = {name: getattr(limits, name) for name in Limits.__dataclass_fields__}
         return self._library.ffi.new("colibri_limits *", values)
@@ -261,15 +238,6 @@ class NativeKernels:
         if last is not None and last[0] is routing and last[1].num_experts == layer.num_experts:
             return last[1]
         return self._new_routing(layer.num_experts, routing.hidden, routing.ids, routing.weights)
-
-    def _floats(self, array: Floats, shape: tuple[int, ...], what: str) -> Any:
-        return address_of(self._library, array, np.float32, "float[]", shape, what)
-
-    def _ints(self, array: Ints, shape: tuple[int, ...], what: str) -> Any:
-        return address_of(self._library, array, np.int32, "int32_t[]", shape, what)
-
-    def _out(self, array: Floats) -> Any:
-        return self._library.ffi.from_buffer("float[]", array)
 
 
 def _tables() -> dict[str, Any]:

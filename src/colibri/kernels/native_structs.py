@@ -76,6 +76,10 @@ class Structs:
     def _new(self, kind: str, values: dict[str, Any]) -> Any:
         return self.library.ffi.new(f"{kind} *", values)
 
+    def made(self, kind: str, source: T, build: Callable[[T], dict[str, Any]]) -> Any:
+        """`kind *` of the values that `build` gives for `source`, made once."""
+        return self._once(source, lambda s: self._new(kind, build(s)))
+
     def _bytes(self, array: Bytes, what: str) -> Any:
         return address_of(self.library, array, np.uint8, "uint8_t[]", (-1,), what)
 

@@ -33,9 +33,11 @@ from colibri.kernels.api import (
     Slots,
     Swiglu,
 )
+from colibri.kernels.reference_math import rms_norm, sigmoid, softmax
+from colibri.kernels.reference_recurrent import ReferenceRecurrent
 
 
-class ReferenceKernels:
+class ReferenceKernels(ReferenceRecurrent):
     """`Kernels` in NumPy; slow, since every matrix is decoded at every use."""
 
     name = "reference"
@@ -159,24 +161,6 @@ class ReferenceKernels:
         return self.matmul(layer.down_proj, swiglu(gate, up, layer.swiglu))
 
 
-def rms_norm(x: Floats, norm: Norm) -> Floats:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis."""
-    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=np.float32)
-    return np.asarray(x / np.sqrt(mean + np.float32(norm.eps)) * norm.weight)
-
-
-def sigmoid(x: Floats) -> Floats:
-    """`1 / (1 + exp(-x))`, without overflow for large negative x."""
-    half = np.exp(-np.abs(x))
-    out: Floats = np.where(x >= 0, 1, half) / (1 + half)
-    return out
-
-
-def silu(x: Floats) -> Floats:
-    """`x * sigmoid(x)`."""
-    return x * sigmoid(x)
-
-
 def swiglu(gate: Floats, up: Floats, act: Swiglu) -> Floats:
     """The gated activation of `Swiglu`."""
     if act.limit is not None:
@@ -197,13 +181,6 @@ def choose(layer: Router, scores: Floats) -> Ints:
         choice = groups.reshape(choice.shape)
     ids = np.argsort(-choice, axis=1, kind="stable")[:, : layer.num_experts_per_tok]
     return ids.astype(np.int32)
-
-
-def softmax(x: Floats) -> Floats:
-    """Over the last axis, maximum subtracted."""
-    raised = np.exp(x - x.max(axis=-1, keepdims=True))
-    out: Floats = raised / raised.sum(axis=-1, keepdims=True)
-    return out
 
 
 def rotate(x: Floats, rope: RopeTable, pairing: str) -> Floats:

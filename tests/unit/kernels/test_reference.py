@@ -26,7 +26,8 @@ from colibri.kernels.api import (
     SlotFailed,
     Slots,
 )
-from colibri.kernels.reference import ReferenceKernels, sigmoid, silu, softmax
+from colibri.kernels.reference import ReferenceKernels
+from colibri.kernels.reference_math import sigmoid, silu, softmax
 from tests.unit.kernels.operands import (
     HIDDEN,
     matrix,
