@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from colibri.cli.bench_report import report
+from colibri.cli.bench_streams import add_streams
 from colibri.cli.commands import Command, new_app
 from colibri.cli.options import JSON, KERNELS, with_some
 from colibri.cli.progress import Reporter
@@ -21,18 +20,17 @@ from colibri.formats import get_format
 from colibri.lab.bench_call import CallBench, bench_call
 from colibri.lab.bench_config import OPS, QUICK, KernelBench, Op, parse_shape
 from colibri.lab.bench_kernels import bench_kernels
-from colibri.lab.envelope import NOT_A_MEASUREMENT, Envelope
+from colibri.lab.envelope import Envelope
 from colibri.settings import Settings, parse_size
 
 app = new_app(name="bench", help="Measure, and print the ceilings beside it.", no_args_is_help=True)
+add_streams(app)
 
 _CAPTION = """\
 GB/s: weights read. limit: GB/s over what the same threads read without computing. parts: time of
 the matrices one by one over time of the whole step. 90 %: interval of parts, else of limit.
 Gop/s: multiplications and additions. error: rms, over the exact rms. peer: its time over ours,
 with its own 90 % interval."""
-
-_LEAST_WIDTH = 120  # of the table: where a terminal is narrower, it breaks the lines
 
 QUICKLY = Annotated[
     bool, typer.Option("--quick", metavar="", help="Fewer cells, in about half a minute.")
@@ -112,7 +110,7 @@ def kernels(
     bench = replace(bench, **{name: value for name, value in given.items() if value})
     with Reporter() as reporter:
         envelope = bench_kernels(bench, settings, reporter)
-    _report(envelope, as_object, kernels_table(envelope), _CAPTION)
+    report(envelope, as_object, kernels_table(envelope), _CAPTION)
 
 
 @app.command("call", cls=Command)
@@ -127,7 +125,7 @@ def call(
     bench = CallBench(steps=min(steps, 8) if quick else steps)
     with Reporter() as reporter:
         envelope = bench_call(bench, settings, reporter)
-    _report(envelope, as_object, call_table(envelope))
+    report(envelope, as_object, call_table(envelope))
 
 
 def kernels_table(envelope: Envelope) -> Table:
@@ -179,27 +177,6 @@ def call_table(envelope: Envelope) -> Table:
     share = row["python_share_at_10_per_s"]
     shown.add_row("at 10 tokens/s", f"{share:.1%}, if as many layers took 100 ms")
     return shown
-
-
-def _report(envelope: Envelope, as_object: bool, table: Table, caption: str = "") -> None:
-    """Print it; leave with 3 where it is not a measurement.
-
-    Raises:
-        typer.Exit: with that code.
-    """
-    if as_object:
-        print(json.dumps(envelope.as_dict()), flush=True)
-    else:
-        console = Console(highlight=False, width=max(Console().width, _LEAST_WIDTH))
-        console.print(table)
-        if caption:
-            console.print(caption, style="dim")
-        limit = envelope.ceilings.get("dram_read_bytes_per_s")
-        if limit is not None:
-            console.print(f"limit: {limit / 1e9:.1f} GB/s, memory read by the same threads")
-    if envelope.reasons:
-        print(f"coli: not a measurement: {'; '.join(envelope.reasons)}", file=sys.stderr)
-        raise typer.Exit(NOT_A_MEASUREMENT)
 
 
 def _ratio(value: float | None) -> str:

@@ -73,11 +73,15 @@ def with_settings(function: Command) -> Command:
     return _with_knobs(function, Settings.names())
 
 
-def with_some(*names: str) -> Callable[[Command], Command]:
-    """`with_settings` for a command that heeds no others than these."""
+def with_some(*names: str, notice: bool = True) -> Callable[[Command], Command]:
+    """`with_settings` for a command that heeds no others than these.
+
+    `notice` says whether the bundled model is used where none is named, of which users are told.
+    """
 
     def decorate(function: Command) -> Command:
-        return _with_knobs(function, [name for name in Settings.names() if name in names])
+        chosen = [name for name in Settings.names() if name in names]
+        return _with_knobs(function, chosen, notice)
 
     return decorate
 
@@ -92,7 +96,7 @@ def with_environment(function: Command) -> Command:
     return _with_knobs(function, ())
 
 
-def _with_knobs(function: Command, names: Sequence[str]) -> Command:
+def _with_knobs(function: Command, names: Sequence[str], notice: bool = True) -> Command:
     parameters = _parameters(function)
     own = [_in_panel(p) for name, p in parameters.items() if name != "settings"]
     common = [_settings_flag(name) for name in names if name in _COMMON]
@@ -114,7 +118,7 @@ def _with_knobs(function: Command, names: Sequence[str]) -> Command:
             settings = Settings.resolve(None, flag, **given)
             if "settings" in parameters:
                 values["settings"] = settings
-            if "model" in names and uses_bundled(settings):
+            if notice and "model" in names and uses_bundled(settings):
                 print(NOTICE, file=sys.stderr, flush=True)
             function(**values)
 

@@ -30,25 +30,43 @@ class BenchKernels(NativeKernels):
     """Native kernels of which one call can be kept, so that nothing but native code is timed."""
 
     _kept: tuple[str, tuple[Any, ...]] | None = None
-    _keeping = False
+    _keeping = _timing = False
+    _native_s = 0.0
 
     def bare_matmul(self, matrix: Matrix, x: Floats, out: Floats) -> Callable[[], int]:
         """`out[...] = matmul(matrix, x)` as the native call alone, which returns 0."""
+        name, (*arguments, _) = self._call_of(lambda: self.matmul(matrix, x))
+        pointer = self._library.ffi.from_buffer("float[]", out)  # where the product goes
+        return partial(getattr(self._library.lib, name), self._context, *arguments, pointer)
+
+    def native_seconds(self, step: Callable[[], object]) -> float:
+        """Do `step`; the time inside its native calls."""
+        before = self._native_s
+        self._timing = True
+        try:
+            step()
+        finally:
+            self._timing = False
+        return self._native_s - before
+
+    def _call_of(self, step: Callable[[], object]) -> tuple[str, tuple[Any, ...]]:
+        """What `step` would call, which it does not."""
         self._keeping = True
         try:
-            self.matmul(matrix, x)
+            step()
         finally:
             self._keeping = False
         assert self._kept is not None
-        name, (*arguments, _) = self._kept  # the last is where the product goes
-        pointer = self._library.ffi.from_buffer("float[]", out)
-        return partial(getattr(self._library.lib, name), self._context, *arguments, pointer)
+        return self._kept
 
     def _do(self, function: str, *arguments: Any) -> None:
         if self._keeping:
             self._kept = function, arguments
-        else:
-            super()._do(function, *arguments)
+            return
+        start = time.perf_counter() if self._timing else 0.0
+        super()._do(function, *arguments)
+        if self._timing:
+            self._native_s += time.perf_counter() - start
 
 
 def bench_kernels_of(settings: Settings, activations: Activations) -> BenchKernels:
