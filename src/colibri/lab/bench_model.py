@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from colibri.checkpoint.container_manifest import MANIFEST
+from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config
 from colibri.models.registry import all_families
@@ -28,7 +29,7 @@ def with_model(settings: Settings, progress: Progress) -> Settings:
         return settings
     directory = settings.cache / "models" / f"{SHAPE}-{EXPERTS}"
     if not (directory / MANIFEST).is_file():
-        config = shape_config(family_of(SHAPE), SHAPE)
+        config = shape_config(family_for(SHAPE), SHAPE)
         stage = f"making {directory}"
         generate(
             directory,
@@ -49,7 +50,7 @@ def hub_model(settings: Settings, progress: Progress, shape: str = SHAPE) -> Set
     directory = settings.cache / "models" / f"{shape}-{HUB_FORMAT}"
     if not (directory / _DONE).is_file():
         layers = None if shape == "tiny" else HUB_LAYERS
-        config = shape_config(family_of(shape), shape, layers)
+        config = shape_config(family_for(shape), shape, layers)
         stage = f"making {directory}"
         _clear(directory)
         generate(
@@ -69,8 +70,12 @@ def _clear(directory: Path) -> None:
             path.unlink()
 
 
-def family_of(shape: str) -> Family:
-    """The family that a shape is named for, else the first that there is."""
+def family_for(shape: str) -> Family:
+    """The family that a shape is named for, else the first that has routed experts."""
     families = all_families()
     named = [family for family in families if shape.startswith(f"{family.model_type}-")]
-    return (named or families)[0]
+    return named[0] if named else next(f for f in families if _is_sparse(f))
+
+
+def _is_sparse(family: Family) -> bool:
+    return bool(Blueprint.of(family.tiny_config()).sparse_layers())

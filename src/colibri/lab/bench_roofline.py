@@ -40,7 +40,7 @@ class _Roof:
         self._run, self._rig, self._drive, self._memory = run, rig, drive, memory
         self._arithmetic = ArithmeticLimit(rig.kernels, rig.model)
         description = rig.prepared.description
-        embedding = rig.model.embedding
+        embedding = rig.model.trunk.embedding
         tied = rig.prepared.config.tie_word_embeddings
         unused = (
             0 if tied else embedding.format.resident_nbytes((embedding.rows, embedding.columns))
@@ -62,7 +62,7 @@ class _Roof:
         """Of a whole prompt in one pass; each expert is taken to serve as many rows."""
         layers, experts, active = self._run.shape
         rows = max(1, turn.tokens * active // experts)
-        head = self._rig.model.head.lm_head
+        head = self._rig.model.trunk.head.lm_head
         of_head = head.format.resident_nbytes((head.rows, head.columns))
         nbytes = self._dense + turn.counts.requests * self._rig.record_bytes
         arithmetic = self._arithmetic

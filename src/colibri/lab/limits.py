@@ -18,13 +18,13 @@ from colibri.kernels.api import READY, Matrix, Routing, Slots
 from colibri.kernels.mapping import Mapping
 from colibri.lab.inputs import gaussian
 from colibri.lab.pairs import Ring
+from colibri.lab.routed import sparse_layers
 from colibri.lab.working_set import BenchKernels, read_turn, touched
 from colibri.memory.devices import Reading
 from colibri.memory.files import OpenFiles
 from colibri.memory.mirror import record_pieces
 from colibri.memory.system import drop_cached
 from colibri.models.model import Model
-from colibri.nn.moe import BoundMoE
 
 SAMPLE_BYTES = 384 << 20  # of one sample of the drive
 MOST_DEPTH = 8
@@ -171,7 +171,7 @@ class ArithmeticLimit:
 
     def __init__(self, kernels: BenchKernels, model: Model) -> None:
         self._kernels, self._model = kernels, model
-        self._sparse = [f.ffn for f in model.layers if isinstance(f.ffn, BoundMoE)]
+        self._sparse = sparse_layers(model)
         self._steps: dict[tuple[str, int], Callable[[], object]] = {}
 
     def expert_s(self, num_tokens: int) -> float:
@@ -182,7 +182,7 @@ class ArithmeticLimit:
 
     def dense_s(self, num_tokens: int, nbytes: int) -> float:
         """Seconds of dense matrices of `nbytes` in all, over so many tokens."""
-        part = _first_rows(self._model.head.lm_head)
+        part = _first_rows(self._model.trunk.head.lm_head)
         x = gaussian(np.random.default_rng(0), num_tokens, part.columns)
         return nbytes / _nbytes(part) * self._timed(lambda: self._kernels.matmul(part, x))
 

@@ -138,20 +138,30 @@ class RoutedKernels(BenchKernels):
         return self.script.foresee(self._rows[layer], len(x))
 
     def attention_step(
-        self, layer: Attention, x: Floats, batch: Batch, rope: RopeTable, kv: KVLayer
+        self,
+        layer: Attention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        kv: KVLayer,
+        y: Floats | None = None,
     ) -> None:
         """See `Kernels.attention_step`; timed."""
         start = time.perf_counter()
-        super().attention_step(layer, x, batch, rope, kv)
+        super().attention_step(layer, x, batch, rope, kv, y)
         self.attention_s += time.perf_counter() - start
+
+
+def sparse_layers(model: Model) -> list[BoundMoE]:
+    """The layers with routed experts, in order."""
+    found = (each for layer in model.layers for each in layer.sublayers)
+    return [each for each in found if isinstance(each, BoundMoE)]
 
 
 def direct_model(model: Model, kernels: RoutedKernels, script: Script) -> None:
     """Make a model follow a script, and look ahead by it."""
-    sparse = {
-        layer.ffn.layer: layer.ffn for layer in model.layers if isinstance(layer.ffn, BoundMoE)
-    }
-    kernels.follow(script, [ffn.router for ffn in sparse.values()])
+    sparse = {moe.layer: moe for moe in sparse_layers(model)}
+    kernels.follow(script, [moe.router for moe in sparse.values()])
 
     def predict(layer: int, x: Floats) -> Ints:
         return kernels.foresee(sparse[layer].router, x)

@@ -9,14 +9,14 @@ from colibri.lab.routed import Script
 from colibri.lab.synthetic import Routing, make_trace
 from colibri.lab.worker import Worker
 from colibri.models.generate import generate, shape_config
-from colibri.models.registry import all_families
 from colibri.settings import Settings
+from tests.tiny import PLAIN
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     directory = tmp_path_factory.mktemp("mapped") / "tiny"
-    generate(directory, shape_config(all_families()[0], "tiny"))
+    generate(directory, shape_config(PLAIN, "tiny"))
     return Settings(model=str(directory), threads=1)
 
 

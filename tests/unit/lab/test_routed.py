@@ -9,9 +9,10 @@ from colibri.kernels.api import Ints
 from colibri.lab.rig import Rig
 from colibri.lab.routed import Script, foreseen, token_ids
 from colibri.lab.synthetic import Routing, make_trace
+from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config
-from colibri.models.registry import all_families
 from colibri.settings import Settings
+from tests.tiny import each_sparse
 
 
 def ids_of(**sizes: float) -> Ints:
@@ -61,15 +62,10 @@ def test_a_script_hands_out_its_tokens_in_a_circle(counts: list[int]) -> None:
     np.testing.assert_array_equal(script.choose(0, 1), ids[3:4, 0])
 
 
-@pytest.fixture(scope="module", params=[family.model_type for family in all_families()])
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family = next(f for f in all_families() if f.model_type == request.param)
-    directory = tmp_path_factory.mktemp("routed") / "tiny"
-    generate(directory, shape_config(family, "tiny"))
-    return directory
-
-
-def test_every_family_follows_a_script(checkpoint: Path) -> None:
+@each_sparse
+def test_every_family_follows_a_script(family: Family, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "tiny"
+    generate(checkpoint, shape_config(family, "tiny"))
     options = {"threads": 1, "prefetch": "on"}
     with Rig.open(Settings(model=str(checkpoint)), Script(*_plain()), **options) as probe:
         experts = probe.prepared.description.experts
