@@ -112,18 +112,18 @@ class RoutedKernels(BenchKernels):
 
     script: Script | None = None
     attention_s = 0.0
-    _rows: dict[Router, int] | None = None
+    _row_of: dict[Router, int] | None = None
 
     def follow(self, script: Script, routers: Sequence[Router]) -> None:
         """Route as the script says; `routers` are those of the MoE layers, in order."""
-        self.script, self._rows = script, {router: row for row, router in enumerate(routers)}
+        self.script, self._row_of = script, {router: row for row, router in enumerate(routers)}
 
     def route_step(self, layer: Router, x: Floats) -> Routing:
         """See `Kernels.route_step`; the experts are the script's."""
         routing = super().route_step(layer, x)
-        if self.script is None or self._rows is None:
+        if self.script is None or self._row_of is None:
             return routing
-        routing.ids[...] = self.script.choose(self._rows[layer], len(x))
+        routing.ids[...] = self.script.choose(self._row_of[layer], len(x))
         experts = np.unique(routing.ids)
         found = Routing(routing.hidden, routing.ids, routing.weights, experts)
         if self._routing is not None:  # the library's struct serves on
@@ -133,9 +133,9 @@ class RoutedKernels(BenchKernels):
     def foresee(self, layer: Router, x: Floats) -> Ints:
         """What is predicted of a later layer, at the price of its router."""
         assert self.script is not None
-        assert self._rows is not None
+        assert self._row_of is not None
         super().route_step(layer, x)
-        return self.script.foresee(self._rows[layer], len(x))
+        return self.script.foresee(self._row_of[layer], len(x))
 
     def attention_step(
         self,
