@@ -12,7 +12,7 @@ static int64_t workspace_nbytes(const colibri_limits *l) {
     const int64_t T = l->rows, D = l->hidden_size, W = l->attention_width, F = l->intermediate_size, E = l->num_experts;
     const int64_t widest = D > F ? (D > W ? D : W) : (F > W ? F : W);
     bump b[5] = {{0}};
-    take_attention(&b[0], T, D, W, 32, 1.0f, all, all); /* W holds q, k and v; 32 makes up for rounding three times */
+    take_attention(&b[0], T, D, W, 32, 0, 1.0f, all, all); /* W holds q, k, v and gates; 32 makes up for rounding three times */
     take_ffn(&b[1], NULL, T, D, F, 1.0f, all, all);
     take_floats(&b[1], T);
     take_input(&b[1], NULL, T, D, 1.0f, all);

@@ -13,6 +13,7 @@ typedef struct {
     float *q, *k, *v; /* [rows, H hd], [rows, K hd], [rows, K hd] */
     float *mixed;     /* [rows, H hd] what attention found */
     float *parts;     /* [PART_ROWS, H hd] splits that wait to be combined */
+    float *pairs;     /* [rows, H, 2 hd] q and gate of each head where there are gates; or NULL */
     float *states;    /* [rows, H, 2] max and sum of `mixed` so far */
     int64_t first_split, num_splits;
 } attention_job;

@@ -39,6 +39,22 @@ static void put_row(const attention_job *job, uint8_t *first, int64_t head, int6
     memcpy(scales_of(job, first, head) + 4 * place, &scale, sizeof scale);
 }
 
+/* The q of each head, which its gate follows. */
+static void take_queries(const attention_job *job, int64_t t, float *q) {
+    const int64_t hd = job->layer->head_dim, H = job->layer->num_heads;
+    for (int64_t h = 0; h < H; h++) memcpy(q + h * hd, job->pairs + (t * H + h) * 2 * hd, (size_t)hd * sizeof *q);
+}
+
+static void gate_rows(void *arg, int64_t begin, int64_t end) {
+    const attention_job *job = arg;
+    const int64_t hd = job->layer->head_dim, H = job->layer->num_heads;
+    for (int64_t i = begin * H; i < end * H; i++) {
+        const float *restrict gate = job->pairs + i * 2 * hd + hd;
+        float *restrict mixed = job->mixed + i * hd;
+        for (int64_t d = 0; d < hd; d++) mixed[d] *= sigmoid(gate[d]);
+    }
+}
+
 /* q, k and v of rows [begin, end) become final; k and v are rounded into the pool. */
 static void finish_projections(void *arg, int64_t begin, int64_t end) {
     const attention_job *job = arg;
@@ -47,6 +63,7 @@ static void finish_projections(void *arg, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
         float *q = job->q + t * q_width, *k = job->k + t * kv_width, *v = job->v + t * kv_width;
         const int64_t half = layer->rotary_dim / 2, position = job->batch->positions[t];
+        if (job->pairs) take_queries(job, t, q);
         norm_heads(&layer->q_norm, q, q_width);
         norm_heads(&layer->k_norm, k, kv_width);
         clip_values(q, q_width, layer->clip);
@@ -63,13 +80,15 @@ static void finish_projections(void *arg, int64_t begin, int64_t end) {
 }
 
 typedef struct {
-    float *normed, *q, *k, *v, *mixed, *parts;
+    float *normed, *pairs, *q, *k, *v, *mixed, *parts;
     input in, mixed_in;
 } attention_memory;
 
-static attention_memory take_attention(bump *b, int64_t rows, int64_t D, int64_t q_width, int64_t kv_width, float top, int needed_in, int needed_out) {
+static attention_memory take_attention(bump *b, int64_t rows, int64_t D, int64_t q_width, int64_t kv_width, int gated, float top, int needed_in,
+                                       int needed_out) {
     attention_memory m = {0};
     m.normed = take_floats(b, rows * D);
+    m.pairs = gated ? take_floats(b, rows * 2 * q_width) : NULL;
     m.q = take_floats(b, rows * q_width);
     m.k = take_floats(b, rows * kv_width);
     m.v = take_floats(b, rows * kv_width);
@@ -85,16 +104,17 @@ static int32_t attention_step(colibri_context *ctx, const colibri_attention *lay
     const int64_t rows = batch->rows, D = batch->hidden_size, hd = layer->head_dim;
     const colibri_matrix *const first[3] = {&layer->q_proj, &layer->k_proj, &layer->v_proj}, *const second[1] = {&layer->o_proj};
     bump b = bump_of(ctx);
-    attention_memory m = take_attention(&b, rows, D, layer->num_heads * hd, layer->num_kv_heads * hd, top_code(ctx),
+    attention_memory m = take_attention(&b, rows, D, layer->num_heads * hd, layer->num_kv_heads * hd, layer->gated, top_code(ctx),
                                         groups_needed(ctx, first, 3), groups_needed(ctx, second, 1));
     if (!fits(&b)) return COLIBRI_WORKSPACE;
-    attention_job job = {.layer = layer, .batch = batch, .kv = kv, .q = m.q, .k = m.k, .v = m.v, .mixed = m.mixed, .parts = m.parts};
+    attention_job job = {.layer = layer, .batch = batch, .kv = kv, .q = m.q, .k = m.k, .v = m.v, .mixed = m.mixed, .parts = m.parts, .pairs = m.pairs};
     if (hd > MOST_HEAD_DIM || (ctx->where = bad_row(&job)) >= 0) return COLIBRI_ARGUMENT;
     norm_input(ctx, &m.in, &layer->norm, x, m.normed, rows);
-    linear_job projections = {&m.in, rows, 3, STORE, {first[0], first[1], first[2]}, {m.q, m.k, m.v}};
+    linear_job projections = {&m.in, rows, 3, STORE, {first[0], first[1], first[2]}, {m.pairs ? m.pairs : m.q, m.k, m.v}};
     linear(ctx, &projections);
     pool_run(ctx->pool, finish_projections, &job, rows, 1);
     attend_all(ctx, &job);
+    if (layer->gated) pool_run(ctx->pool, gate_rows, &job, rows, 1);
     code_input(ctx, &m.mixed_in, rows);
     linear_one(ctx, &layer->o_proj, &m.mixed_in, rows, y, ADD);
     return COLIBRI_OK;

@@ -49,15 +49,21 @@ static void conv_taps(const colibri_short_conv *layer, float (*restrict weight)[
     for (int64_t c = 0; c < n; c++) out[c] = __builtin_fmaf(weight[last][c], x[c], out[c]);
 }
 
+/* weight[i][c] = from[c * K + i]; K is a constant where it is called. */
+INLINE void turn_weights(int64_t K, const float *restrict from, int64_t n, float (*restrict weight)[CONV_CHANNELS]) {
+    for (int64_t c = 0; c < n; c++) {
+        for (int64_t i = 0; i < K; i++) weight[i][c] = from[c * K + i];
+    }
+}
+
 static void conv_chunk(const conv_job *job, int64_t first, int64_t n) {
     const colibri_short_conv *layer = job->layer;
     const int64_t C = layer->channels, K = layer->kernel;
     const size_t nbytes = (size_t)n * sizeof(float);
     float weight[MOST_KERNEL][CONV_CHANNELS], sum[CONV_CHANNELS], active[CONV_CHANNELS];
     const float *const out = layer->silu ? active : sum;
-    for (int64_t c = 0; c < n; c++) {
-        for (int64_t i = 0; i < K; i++) weight[i][c] = layer->weight[(first + c) * K + i];
-    }
+    if (K == 4) turn_weights(4, layer->weight + first * 4, n, weight);
+    else turn_weights(K, layer->weight + first * K, n, weight);
     for (int64_t t = 0; t < job->rows->rows; t++) {
         float *x = job->x + t * job->x_stride + first, *past = cell_of(job->state, job->rows, t) + first;
         conv_taps(layer, weight, layer->bias ? layer->bias + first : NULL, past, x, n, sum);

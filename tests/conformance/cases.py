@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from colibri.checkpoint.config import normalize
+from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.registry import all_families
 
@@ -68,6 +70,13 @@ def shared_golden(case: Path) -> Golden:
     return Golden(ids, logits, stored["greedy_ids"].reshape(-1).tolist(), routes)
 
 
+def record_nbytes(family: Family) -> int:
+    """Bytes of an expert of the tiny model, float32 gate, up and down."""
+    layer = Blueprint.of(family.tiny_config()).expert_layers()[0]
+    return 3 * 4 * layer.intermediate_size * layer.hidden_size
+
+
 def least_slots(path: Path) -> int:
     """The fewest expert slots a model runs with: one layer's active experts."""
-    return int(json.loads((path / "config.json").read_text())["num_experts_per_tok"])
+    config = normalize(json.loads((path / "config.json").read_text()))
+    return int(config["num_experts_per_tok"])

@@ -10,7 +10,7 @@ import pytest
 from colibri import LLM
 from colibri.models.family import Family
 from colibri.models.registry import all_families
-from tests.conformance.cases import least_slots
+from tests.conformance.cases import least_slots, record_nbytes
 from tests.tiny import write_tiny
 
 IDS = np.random.RandomState(11).randint(3, 512, 24).astype(np.int32)
@@ -72,7 +72,7 @@ def test_same_bits_and_true_books(
     assert ahead.read == ended + waiting
     assert (ahead.useful + ahead.late > 0) == (spare > 1)
     read = store.stats
-    record = family_record(family)
+    record = record_nbytes(family)
     cancelled = stats.prefetched + stats.misses - stats.withdrawn - read.records
     assert 0 <= cancelled <= waiting // record
     assert read.bytes_read == read.records * record
@@ -84,10 +84,3 @@ def test_a_resident_model_predicts_nothing(model: Path, mode: str) -> None:
         answer(llm)
         counts = llm.metrics()
     assert (counts.experts.wanted, counts.experts.prefetched) == (0, 0)
-
-
-def family_record(family: Family) -> int:
-    """Bytes of an expert of the tiny model, float32 gate, up and down."""
-    config = family.tiny_config()
-    width = config.get("moe_intermediate_size", config["intermediate_size"])
-    return int(3 * 4 * width * config["hidden_size"])

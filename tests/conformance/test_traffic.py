@@ -11,6 +11,7 @@ from colibri import LLM
 from colibri.kernels.api import Routing
 from colibri.models.family import Family
 from colibri.models.registry import all_families
+from tests.conformance.cases import record_nbytes
 from tests.tiny import SPELLINGS, write_tiny
 
 IDS = np.random.RandomState(5).randint(3, 512, 48).astype(np.int32)
@@ -21,9 +22,7 @@ CHUNK = 16
 @pytest.mark.parametrize("family", all_families(), ids=lambda f: f.model_type)
 def test_a_chunk_reads_its_union_once(family: Family, spelling: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path, family, spelling=spelling)
-    config = family.tiny_config()
-    width = config.get("moe_intermediate_size", config["intermediate_size"])
-    record = 3 * 4 * width * config["hidden_size"]  # float32 gate, up and down
+    record = record_nbytes(family)
     unions: list[tuple[int, set[int]]] = []
 
     def keep(layer: int, routing: Routing) -> None:

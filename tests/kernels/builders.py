@@ -126,6 +126,7 @@ def attention(
     bias: bool = False,
     q_norm: str | None = None,
     sinks: bool = False,
+    gated: bool = False,
     **options: Any,
 ) -> Attention:
     heads = kv_heads * ratio
@@ -133,7 +134,7 @@ def attention(
     whole = q_norm == "whole"
     return Attention(
         norm=norm(rng, hidden),
-        q_proj=matrix(rng, fmt, q_width, hidden, bias),
+        q_proj=matrix(rng, fmt, 2 * q_width if gated else q_width, hidden, bias),
         k_proj=matrix(rng, fmt, kv_width, hidden, bias),
         v_proj=matrix(rng, fmt, kv_width, hidden, bias),
         o_proj=matrix(rng, fmt, hidden, q_width),
@@ -144,6 +145,7 @@ def attention(
         q_norm=norm(rng, q_width if whole else head_dim) if q_norm else None,
         k_norm=norm(rng, kv_width if whole else head_dim) if q_norm else None,
         sinks=gaussian(rng, heads) if sinks else None,
+        gated=gated,
         **{"rotary_dim": head_dim} | options,
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.formats import BF16, F16, F32, FORMATS, INT8_ROWS, Floats
-from colibri.kernels.api import Attention, Ints, Kernels, KVLayer
+from colibri.kernels.api import Attention, Ints, Kernels, KVLayer, Matrix
 from colibri.kernels.reference_math import rms_norm
 from tests.kernels.builders import (
     REFERENCE,
@@ -40,6 +40,7 @@ LAYERS = st.fixed_dictionaries(
         "rope_pairing": st.sampled_from(["half", "pair"]),
         "rotary_dim": st.sampled_from([0, 2, 4]),
         "sinks": st.booleans(),
+        "gated": st.booleans(),
     }
 )
 
@@ -108,6 +109,26 @@ def test_coded_projections(name: str) -> None:
     assert_close(found, run(REFERENCE, layer, kv_layer(layer, F32, 1), x, []), 5e-4)
     for kernels in variants("int16"):
         assert_same_bits(run(kernels, layer, kv_layer(layer, F32, 1), x, [1, 2, 30]), found)
+
+
+def test_gates_that_are_open_and_shut() -> None:
+    """A gate of +100 changes nothing, one of -100 leaves nothing of its head."""
+    rng = generator(3)
+    plain = attention(rng, F32, hidden=24, kv_heads=1, ratio=2, head_dim=16, bias=True)
+    queries, bias = F32.decode(plain.q_proj.data, (32, 24)), plain.q_proj.bias
+    assert bias is not None
+    rows = np.zeros((2, 2, 16, 24), np.float32)
+    rows[:, 0] = queries.reshape(2, 16, 24)
+    gates = np.array([100, -100], np.float32)
+    biases = np.stack([bias.reshape(2, 16), np.repeat(gates, 16).reshape(2, 16)], axis=1)
+    q_proj = Matrix(F32, 64, 24, F32.encode(rows.reshape(64, 24)), biases.reshape(-1).copy())
+    out = F32.decode(plain.o_proj.data, (24, 32)).copy()
+    gated = dataclasses.replace(plain, q_proj=q_proj, gated=True)
+    out[:, 16:] = 0
+    half = dataclasses.replace(plain, o_proj=Matrix(F32, 24, 32, F32.encode(out)))
+    x = gaussian(rng, 20, 24)
+    found = run(native(), gated, kv_layer(gated, F32, 1), x, [])
+    assert_close(found, run(native(), half, kv_layer(half, F32, 1), x, []), 1e-6)
 
 
 def test_rows_of_several_sequences_do_not_meet() -> None:

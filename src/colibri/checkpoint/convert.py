@@ -7,6 +7,7 @@ ready indexed. What is coded already moves unchanged: codes and scales are never
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -264,7 +265,7 @@ def _require_exact(old: Format, new: Format, what: str) -> None:
 
 def _matrix(shape: tuple[int, ...]) -> Shape:
     """A vector is one row."""
-    return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+    return (shape[0], shape[1]) if len(shape) == 2 else (1, math.prod(shape))
 
 
 def _files(checkpoint: Checkpoint) -> list[Path]:

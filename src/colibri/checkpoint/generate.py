@@ -40,7 +40,7 @@ class RandomTensor:
 
     Attributes:
         name: its name in the checkpoint.
-        shape: one or two extents.
+        shape: its extents.
         format: how it is stored; coded formats take matrices without a mean.
         std: standard deviation.
         mean: what is added.
@@ -56,8 +56,9 @@ class RandomTensor:
 
     @property
     def matrix(self) -> Shape:
-        """`[N, K]`; a vector is one row."""
-        return (1, self.shape[0]) if len(self.shape) == 1 else (self.shape[0], self.shape[1])
+        """`[N, K]`; whatever is no matrix is one row."""
+        shape = self.shape
+        return (shape[0], shape[1]) if len(shape) == 2 else (1, math.prod(shape))
 
     @property
     def nbytes(self) -> int:

@@ -70,7 +70,9 @@ class Attention:
     head (`[head_dim]`) or the whole projection (`[H * head_dim]`); the shape says which.
     `rotary_dim` leading dims of a head are rotated, paired `i, i + rotary_dim/2` ("half") or `2i,
     2i + 1` ("pair"). A `window` W lets position i see `i - W < j <= i`. `sinks [H]` are scores
-    without a value: they only take part in the softmax of their head.
+    without a value: they only take part in the softmax of their head. Where it is `gated`, `q_proj`
+    gives each head its q, then a gate of the same width, and the mixed values are multiplied by the
+    gate's sigmoid before `o_proj`.
     """
 
     norm: Norm
@@ -89,6 +91,7 @@ class Attention:
     clip: float | None = None
     window: int | None = None
     sinks: Floats | None = None
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,7 @@ class Limits:
 
     rows: int
     hidden_size: int
-    attention_width: int  # (H + 2 K) * head_dim of the widest layer
+    attention_width: int  # (H + 2 K) * head_dim of the widest layer, 2 H more with gates
     intermediate_size: int  # of the widest FFN or expert
     num_experts: int
     num_experts_per_tok: int

@@ -165,6 +165,7 @@ class Structs:
             "window": a.window or 0,
             "clip": math.inf if a.clip is None else a.clip,
             "sinks": self._optional(a.sinks, a.num_heads, "sinks"),
+            "gated": a.gated,
         }
 
     def _optional(self, array: Floats | None, size: int, what: str) -> Any:
@@ -244,7 +245,7 @@ def _check_attention(a: Attention) -> None:
     q_width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     width = a.norm.weight.size
     want = {
-        "q_proj": (q_width, width),
+        "q_proj": (2 * q_width if a.gated else q_width, width),
         "k_proj": (kv_width, width),
         "v_proj": (kv_width, width),
         "o_proj": (width, q_width),

@@ -68,9 +68,13 @@ class ReferenceKernels(ReferenceRecurrent):
     ) -> None:
         """Project, write K and V into the pool, attend from the pool, add."""
         hidden = rms_norm(x, layer.norm)
-        q = self._heads(layer, layer.q_proj, layer.q_norm, layer.num_heads, hidden)  # [T, H, hd]
-        k = self._heads(layer, layer.k_proj, layer.k_norm, layer.num_kv_heads, hidden)  # [T, K, hd]
-        v = self._heads(layer, layer.v_proj, None, layer.num_kv_heads, hidden)
+        q, gate = self.matmul(layer.q_proj, hidden), None
+        if layer.gated:
+            pairs = q.reshape(len(x), layer.num_heads, 2, layer.head_dim)
+            q, gate = pairs[:, :, 0].reshape(len(x), -1), pairs[:, :, 1]
+        q = _heads(layer, q, layer.q_norm)  # [T, H, hd]
+        k = _heads(layer, self.matmul(layer.k_proj, hidden), layer.k_norm)  # [T, K, hd]
+        v = _heads(layer, self.matmul(layer.v_proj, hidden), None)
         q, k = rotate(q, rope, layer.rope_pairing), rotate(k, rope, layer.rope_pairing)
         pool = _PoolView(kv)
         pool.write(batch, k, v)
@@ -85,6 +89,7 @@ class ReferenceKernels(ReferenceRecurrent):
                 q[rows], keys, values, positions, layer.scale, layer.window, layer.sinks
             )
         y = x if y is None else y
+        mixed = mixed if gate is None else mixed * sigmoid(gate)
         y += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
 
     def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
@@ -144,21 +149,20 @@ class ReferenceKernels(ReferenceRecurrent):
         out = x @ _decoded(matrix).T
         return out if matrix.bias is None else out + matrix.bias
 
-    def _heads(
-        self, layer: Attention, matrix: Matrix, norm: Norm | None, heads: int, hidden: Floats
-    ) -> Floats:
-        """Project, norm over a head or over the whole projection, clip; `[T, heads, head_dim]`."""
-        out = self.matmul(matrix, hidden)
-        if norm is not None and norm.weight.size == out.shape[1]:
-            out = rms_norm(out, norm)
-        out = out.reshape(len(hidden), heads, layer.head_dim)
-        if norm is not None and norm.weight.size == layer.head_dim != matrix.rows:
-            out = rms_norm(out, norm)
-        return out if layer.clip is None else np.clip(out, -layer.clip, layer.clip)
-
     def _ffn(self, layer: FFN, hidden: Floats) -> Floats:
         gate, up = self.matmul(layer.gate_proj, hidden), self.matmul(layer.up_proj, hidden)
         return self.matmul(layer.down_proj, swiglu(gate, up, layer.swiglu))
+
+
+def _heads(layer: Attention, projected: Floats, norm: Norm | None) -> Floats:
+    """Norm over a head or over the whole projection, clip; `[T, heads, head_dim]`."""
+    width = projected.shape[1]
+    if norm is not None and norm.weight.size == width:
+        projected = rms_norm(projected, norm)
+    out = projected.reshape(len(projected), -1, layer.head_dim)
+    if norm is not None and norm.weight.size == layer.head_dim != width:
+        out = rms_norm(out, norm)
+    return out if layer.clip is None else np.clip(out, -layer.clip, layer.clip)
 
 
 def swiglu(gate: Floats, up: Floats, act: Swiglu) -> Floats:

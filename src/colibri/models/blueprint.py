@@ -75,9 +75,14 @@ class Blueprint:
         ignored = self.family.ignore
         return (*ignored, re.escape(LM_HEAD)) if self.trunk.tied else ignored
 
+    @property
+    def demand(self) -> Demand:
+        """The largest operands of any layer."""
+        return Demand.largest(layer.demand for layer in self.layers)
+
     def limits(self, rows: int) -> Limits:
         """The largest step of `rows` rows."""
-        demand = Demand.largest(layer.demand for layer in self.layers)
+        demand = self.demand
         return Limits(
             rows=rows,
             hidden_size=self.config.hidden_size,

@@ -31,7 +31,8 @@ _INERT = re.compile(
     | max_length | min_length | do_sample | temperature | top_[kp] | num_beams.*
     | length_penalty | early_stopping | num_return_sequences | pruned_heads
     | (attn|experts)_implementation | use_flash_attn | max_window_layers
-    | num_nextn_predict_layers | rope_theta | language_model_only""",
+    | num_nextn_predict_layers | rope_theta | language_model_only
+    | (vision|image|video|audio)_\w+""",
     re.VERBOSE,
 )
 # Checked wherever a family declares them and they are given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,9 +36,11 @@ class DenseTensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`[rows, columns]`; a vector is one row."""
+        """`[rows, columns]`; a vector is one row, whatever its shape."""
         shape = self.parameter.shape
-        return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+        if self.parameter.kind in VECTORS:
+            return (1, math.prod(shape))
+        return (shape[0], shape[1])
 
     @property
     def resident_nbytes(self) -> int:

@@ -179,6 +179,8 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
             return RandomTensor(name, shape, plain, 0.1, mean=1.0)
         case "bias" | "centred_norm":
             return RandomTensor(name, shape, plain, 0.1)
+        case "filter":
+            return RandomTensor(name, shape, plain, unit)
         case "router":
             return RandomTensor(name, shape, plain, _ROUTER_GAIN * unit)
         case "embedding":

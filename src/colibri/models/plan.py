@@ -127,7 +127,9 @@ class _Planner:
         longest = memory.context_length or self.config.max_position_embeddings
         self.chunk = min(memory.prefill_chunk, longest)
         limits = description.blueprint.limits(self.chunk)
-        self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(limits)
+        self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(
+            limits, description.blueprint.demand.array_width
+        )
         self.kv_format = self._kv_format()
         states = description.blueprint.states()
         self.kv_block = block_nbytes(states, self.kv_format)
@@ -258,6 +260,9 @@ class _Planner:
         )
 
 
-def _arrays_nbytes(limits: Limits) -> int:
-    """NumPy arrays of one step (rows of hidden_size), and logits while one is sampled."""
-    return 4 * 5 * limits.rows * limits.hidden_size + 8 * 6 * limits.vocab_size
+def _arrays_nbytes(limits: Limits, array_width: int) -> int:
+    """NumPy arrays of one step, and logits while one is sampled.
+
+    Rows are of hidden_size, and of `array_width` floats inside one sublayer.
+    """
+    return 4 * limits.rows * (5 * limits.hidden_size + array_width) + 8 * 6 * limits.vocab_size

@@ -50,6 +50,8 @@ class GroupedQueryAttention(Sublayer):
         qk_norm: RMS norm of q and k over each `head`, over the whole `projection`, or None.
         clip: bound of |q|, |k| and |v| before rope.
         window: positions a token sees, itself included; None sees all.
+        gated: whether `q_proj` gives each head a gate behind its q, whose sigmoid multiplies what
+            the head found.
     """
 
     hidden_size: int
@@ -63,6 +65,7 @@ class GroupedQueryAttention(Sublayer):
     qk_norm: Literal["head", "projection"] | None = None
     clip: float | None = None
     window: int | None = None
+    gated: bool = False
 
     @classmethod
     def from_config(
@@ -74,6 +77,7 @@ class GroupedQueryAttention(Sublayer):
         qk_norm: Literal["head", "projection"] | None = None,
         clip: float | None = None,
         window: int | None = None,
+        gated: bool = False,
     ) -> GroupedQueryAttention:
         """Sizes, eps and rope from the config; what is peculiar to a family by keyword."""
         return cls(
@@ -88,6 +92,7 @@ class GroupedQueryAttention(Sublayer):
             qk_norm=qk_norm,
             clip=clip,
             window=window,
+            gated=gated,
         )
 
     @property
@@ -97,15 +102,16 @@ class GroupedQueryAttention(Sublayer):
 
     @property
     def demand(self) -> Demand:
-        """Columns of q, k and v together."""
-        return Demand(attention_width=(self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
+        """Columns of q, k and v together, and of q with its gates."""
+        heads = (3 if self.gated else 1) * self.num_heads + 2 * self.num_kv_heads
+        return Demand(attention_width=heads * self.head_dim)
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norm, projections, norms of q and k."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attn = f"{prefix}self_attn."
         found = [self.norm.parameter(f"{prefix}input_layernorm", self.hidden_size)]
-        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+        for name, rows in (("q_proj", 2 * q if self.gated else q), ("k_proj", kv), ("v_proj", kv)):
             found += linear(attn + name, rows, self.hidden_size, bias=self.qkv_bias)
         found += linear(f"{attn}o_proj", self.hidden_size, q, bias=self.o_bias)
         if self.qk_norm:
@@ -133,6 +139,7 @@ class GroupedQueryAttention(Sublayer):
             k_norm=self.norm.bind(weights, f"{attn}k_norm") if self.qk_norm else None,
             clip=self.clip,
             window=self.window,
+            gated=self.gated,
         )
         return BoundAttention(layer, self.rope, keys_and_values(site.state))
 

@@ -8,9 +8,9 @@ from typing import Literal, Protocol, TypeAlias
 from colibri.formats import Floats
 from colibri.kernels.api import Matrix
 
-Kind: TypeAlias = Literal["norm", "centred_norm", "bias", "matrix", "embedding", "router"]
+Kind: TypeAlias = Literal["norm", "centred_norm", "bias", "filter", "matrix", "embedding", "router"]
 
-VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias"})
+VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class Parameter:
     Attributes:
         name: full name in the checkpoint, after the family's renaming.
         shape: as stored, `[out, in]` for matrices.
-        kind: norms and biases (`VECTORS`) are resident as float32, matrices as they are stored;
-            routers are never coded by a conversion. What is stored of a centred norm is `w - 1`.
+        kind: norms, biases and filters of convolutions (`VECTORS`) are resident as float32,
+            matrices as they are stored; routers are never coded by a conversion. What is stored of
+            a centred norm is `w - 1`.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Weights(Protocol):
     """
 
     def vector(self, name: str) -> Floats:
-        """A norm or bias as float32."""
+        """A norm, bias or filter as float32, flat."""
 
     def matrix(self, name: str, bias: str | None = None) -> Matrix:
         """A matrix in its resident format, with its bias if one is named."""

@@ -51,12 +51,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The largest operands of a sublayer; they size the workspace (`kernels.api.Limits`)."""
+    """The largest operands of a sublayer; they size the workspace (`kernels.api.Limits`).
+
+    Attributes:
+        array_width: floats that the sublayer's own arrays take for each row of a step.
+    """
 
     attention_width: int = 0
     intermediate_size: int = 0
     num_experts: int = 0
     num_experts_per_tok: int = 0
+    array_width: int = 0
 
     @classmethod
     def largest(cls, demands: Iterable[Demand]) -> Demand:

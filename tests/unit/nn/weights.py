@@ -1,5 +1,6 @@
 """Weights of blocks under test: every tensor is told apart by its number."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,8 +21,7 @@ class NumberedWeights:
     def vector(self, name: str) -> Floats:
         """A vector of its number."""
         self.asked.add(name)
-        (size,) = self._shapes[name]
-        return np.full(size, self.numbers[name], np.float32)
+        return np.full(math.prod(self._shapes[name]), self.numbers[name], np.float32)
 
     def matrix(self, name: str, bias: str | None = None) -> Matrix:
         """A matrix of its number."""
