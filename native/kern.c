@@ -1,6 +1,7 @@
 /* The kernels, compiled once for each instruction set with -DISA=name. Only kern_vec.h knows which one it is. */
 #include "kern_attention.h"
 #include "kern_dense.h"
+#include "kern_latent.h"
 #include "kern_moe.h"
 #include "kern_recurrent.h"
 #include "kern_route.h"
@@ -11,7 +12,7 @@ static int64_t workspace_nbytes(const colibri_limits *l) {
     const int all = 7; /* codes for every group size */
     const int64_t T = l->rows, D = l->hidden_size, W = l->attention_width, F = l->intermediate_size, E = l->num_experts;
     const int64_t widest = D > F ? (D > W ? D : W) : (F > W ? F : W);
-    bump b[5] = {{0}};
+    bump b[6] = {{0}};
     take_attention(&b[0], T, D, W, 32, 0, 1.0f, all, all); /* W holds q, k, v and gates; 32 makes up for rounding three times */
     take_ffn(&b[1], NULL, T, D, F, 1.0f, all, all);
     take_floats(&b[1], T);
@@ -20,8 +21,11 @@ static int64_t workspace_nbytes(const colibri_limits *l) {
     take_moe(&b[3], NULL, T, l->num_experts_per_tok, E, E, D, F, 1.0f, all, all);
     take_floats(&b[4], T * D);
     take_input(&b[4], NULL, T, widest, 1.0f, all);
+    const colibri_latent_limits *m = &l->latent;
+    const latent_sizes latent = {D, m->heads, m->q_rank, m->head_dim, m->head_dim, m->rank, m->key, m->index_heads, m->index_dim, m->index_positions};
+    if (latent.heads > 0) take_latent(&b[5], T, &latent, 1.0f, all, all, all);
     int64_t most = 0;
-    for (int i = 0; i < 5; i++) most = b[i].used > most ? b[i].used : most;
+    for (int i = 0; i < 6; i++) most = b[i].used > most ? b[i].used : most;
     return most;
 }
 
@@ -62,6 +66,7 @@ const colibri_table TABLE_NAME(ISA) = {
     .embed = embed,
     .matmul = matmul,
     .attention_step = attention_step,
+    .latent_step = latent_step,
     .ffn_step = ffn_step,
     .route_step = route_step,
     .moe_step = moe_step,

@@ -13,18 +13,9 @@ static void clip_values(float *x, int64_t n, float clip) {
     for (int64_t i = 0; i < n; i++) x[i] = x[i] < -clip ? -clip : x[i] > clip ? clip : x[i];
 }
 
-/* Turns each head's leading rotary_dim: (a, b) -> (a cos - b sin, b cos + a sin). */
+/* Turns each head's leading rotary_dim. */
 static void rope_heads(const colibri_attention *layer, const float *cos, const float *sin, float *x, int heads) {
-    const int half = layer->rotary_dim / 2;
-    const int apart = layer->rope_pairs ? 1 : half, step = layer->rope_pairs ? 2 : 1;
-    for (int h = 0; h < heads; h++, x += layer->head_dim) {
-        for (int i = 0; i < half; i++) {
-            float *p = x + i * step;
-            const float a = p[0], b = p[apart];
-            p[0] = __builtin_fmaf(a, cos[i], -(b * sin[i]));
-            p[apart] = __builtin_fmaf(b, cos[i], a * sin[i]);
-        }
-    }
+    for (int h = 0; h < heads; h++) rope_row(layer->rope_pairs, layer->rotary_dim / 2, cos, sin, x + h * layer->head_dim);
 }
 
 /* Rounds one head's k or v into its place. */

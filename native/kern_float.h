@@ -116,4 +116,25 @@ static void rms_norm(const float *x, const float *weight, float eps, int64_t n, 
     for (int64_t i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
+/* (x - mean) / sqrt(var + eps) * weight + bias; sums in the order of a dot product. out may be x. */
+static void layer_norm(const float *x, const float *weight, const float *bias, float eps, int64_t n, float *out) {
+    vf16 sums = vf16_zero();
+    for (int64_t i = 0; i < n; i += 16) sums = vf16_add(sums, vf16_head(F32_CODE, x + i, n - i < 16 ? (int)(n - i) : 16));
+    const float mean = vf16_sum(sums) / (float)n;
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] - mean;
+    const float scale = 1.0f / root_mean_square(out, n, eps);
+    for (int64_t i = 0; i < n; i++) out[i] = __builtin_fmaf(out[i] * scale, weight[i], bias[i]);
+}
+
+/* Turns `half` pairs of a head: (a, b) -> (a cos - b sin, b cos + a sin); i is paired with half + i, or 2i with 2i + 1. */
+static void rope_row(int pairs, int64_t half, const float *cos, const float *sin, float *x) {
+    const int64_t apart = pairs ? 1 : half, step = pairs ? 2 : 1;
+    for (int64_t i = 0; i < half; i++) {
+        float *p = x + i * step;
+        const float a = p[0], b = p[apart];
+        p[0] = __builtin_fmaf(a, cos[i], -(b * sin[i]));
+        p[apart] = __builtin_fmaf(b, cos[i], a * sin[i]);
+    }
+}
+
 #endif

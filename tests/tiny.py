@@ -28,7 +28,13 @@ each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fam
 each_sparse = pytest.mark.parametrize("family", SPARSE, ids=lambda family: family.model_type)
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
-_STD = {"matrix": 1.0, "router": 1.5, "embedding": 8.0, "filter": 1.0}  # times K^-1/2
+_STD = {
+    "matrix": 1.0,
+    "router": 1.5,
+    "embedding": 8.0,
+    "filter": 1.0,
+    "absorbed": 1.0,
+}  # times K^-1/2
 
 
 def tensor(

@@ -37,6 +37,7 @@ from colibri.kernels.api import (
     Routing,
     Slots,
 )
+from colibri.kernels.latent import LatentLimits
 from colibri.kernels.native import NativeKernels, instruction_sets
 from colibri.kernels.reference import ReferenceKernels
 
@@ -52,6 +53,16 @@ LIMITS = Limits(
     num_experts=32,
     num_experts_per_tok=32,
     vocab_size=300,
+    latent=LatentLimits(
+        heads=40,
+        q_rank=40,
+        head_dim=56,
+        rank=80,
+        key=112,
+        index_heads=40,
+        index_dim=48,
+        index_positions=5120,
+    ),
 )
 
 

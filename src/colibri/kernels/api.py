@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
+from colibri.kernels.latent import NO_LATENTS, LatentKernels, LatentLimits
 from colibri.kernels.recurrent_api import RecurrentKernels, RowKernels
 
 Ints: TypeAlias = NDArray[np.int32]
@@ -307,6 +308,7 @@ class Limits:
     num_experts: int
     num_experts_per_tok: int
     vocab_size: int
+    latent: LatentLimits = NO_LATENTS
 
 
 class SlotFailed(Exception):  # noqa: N818  (a signal to the store, which knows the file and raises ReadError)
@@ -327,7 +329,7 @@ class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which know
         self.row = row
 
 
-class Kernels(RowKernels, RecurrentKernels, Protocol):
+class Kernels(LatentKernels, RowKernels, RecurrentKernels, Protocol):
     """The operations.
 
     Implementations keep no state of a sequence; one instance serves one engine.

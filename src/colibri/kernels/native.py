@@ -6,6 +6,7 @@ set or on how tokens are grouped into calls.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 from weakref import finalize
 
@@ -31,7 +32,9 @@ from colibri.kernels.api import (
     Slots,
 )
 from colibri.kernels.cpus import num_threads
+from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.library import load
+from colibri.kernels.native_latent import check_selected, latent_layer, latent_state
 from colibri.kernels.native_recurrent import NativeRecurrent
 from colibri.kernels.native_structs import Structs, address_of, aligned, check_kv
 
@@ -119,6 +122,33 @@ class NativeKernels(NativeRecurrent):
         c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
         self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv, c_y)
 
+    def latent_step(
+        self,
+        layer: LatentAttention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        cache: LatentCache,
+        selected: Ints | None = None,
+        y: Floats | None = None,
+    ) -> None:
+        """See `Kernels.latent_step`."""
+        rows = len(batch.positions)
+        check_selected(layer, batch, selected)
+        c_x = self._floats(x, (rows, layer.norm.weight.size), "x")
+        c_y = c_x if y is None or y is x else self._floats(y, x.shape, "y")
+        c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, x.shape[1])
+        c_layer, c_state = (
+            latent_layer(self._structs, layer),
+            latent_state(self._structs, layer, cache),
+        )
+        c_state.selected = (
+            self._library.ffi.NULL
+            if selected is None
+            else self._ints(selected, (rows, layer.top_k or 0), "selected")
+        )
+        self._do("colibri_latent_step", c_layer, c_x, c_batch, c_state, c_y)
+
     def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
         """See `Kernels.ffn_step`."""
         c_x = self._floats(x, (-1, layer.gate_proj.columns), "x")
@@ -193,8 +223,7 @@ class NativeKernels(NativeRecurrent):
         return int(self._library.lib.colibri_read_sum(self._context, data, array.size))
 
     def _limits(self, limits: Limits) -> Any:
-        values = {name: getattr(limits, name) for name in Limits.__dataclass_fields__}
-        return self._library.ffi.new("colibri_limits *", values)
+        return self._library.ffi.new("colibri_limits *", asdict(limits))
 
     def _batch_of(self, batch: Batch, rope: RopeTable, half: int, width: int) -> Any:
         """`colibri_batch *`, the one of the layer before where it serves."""

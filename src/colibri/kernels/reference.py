@@ -33,6 +33,7 @@ from colibri.kernels.api import (
     Slots,
     Swiglu,
 )
+from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.reference_math import rms_norm, sigmoid, softmax
 from colibri.kernels.reference_recurrent import ReferenceRecurrent
 
@@ -48,7 +49,10 @@ class ReferenceKernels(ReferenceRecurrent):
         widest = max(limits.intermediate_size, limits.attention_width, limits.num_experts)
         decoded = 3 * limits.hidden_size * widest + limits.hidden_size * limits.vocab_size
         rows = limits.rows * (4 * limits.hidden_size + 4 * widest)
-        return 4 * (decoded + rows)
+        m = limits.latent
+        latent = m.heads * (2 * m.head_dim * m.rank + 4 * limits.rows * (m.head_dim + m.key))
+        scores = m.index_heads * (m.index_positions + limits.rows * m.index_dim)
+        return 4 * (decoded + rows + latent + scores)
 
     def reserve(self, limits: Limits) -> None:
         """Nothing to reserve: NumPy allocates as it goes."""
@@ -91,6 +95,22 @@ class ReferenceKernels(ReferenceRecurrent):
         y = x if y is None else y
         mixed = mixed if gate is None else mixed * sigmoid(gate)
         y += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
+
+    def latent_step(
+        self,
+        layer: LatentAttention,
+        x: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        cache: LatentCache,
+        selected: Ints | None = None,
+        y: Floats | None = None,
+    ) -> None:
+        """See `kernels.reference_latent`."""
+        from colibri.kernels.reference_latent import latent_step  # it imports this module
+
+        y = x if y is None else y
+        y += latent_step(self.matmul, layer, x, batch, rope, cache, selected)
 
     def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
         """A dense layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from colibri.checkpoint.config import normalize
@@ -91,4 +91,7 @@ class Blueprint:
             num_experts=max(1, demand.num_experts),
             num_experts_per_tok=max(1, demand.num_experts_per_tok),
             vocab_size=self.config.vocab_size,
+            latent=replace(demand.latent, index_positions=self.config.max_position_embeddings)
+            if demand.latent.index_heads
+            else demand.latent,
         )

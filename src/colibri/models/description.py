@@ -26,7 +26,7 @@ class DenseTensor:
 
     Attributes:
         stored: format of the bytes in the file.
-        resident: the same for matrices; float32 for norms and biases.
+        resident: the same for matrices; float32 for norms, biases and coded absorbed matrices.
     """
 
     parameter: Parameter
@@ -107,10 +107,16 @@ def _dense(checkpoint: Checkpoint, census: Census, parameter: Parameter) -> Dens
                 f"{list(shape)}, wanted {list(parameter.shape)}; convert the model again"
             )
         spec = census.take(parameter.name, (coded.resident_nbytes(shape),))
-        return DenseTensor(parameter, spec, coded, coded)
+        return DenseTensor(parameter, spec, coded, _resident(parameter, coded))
     spec = census.take(parameter.name, parameter.shape)
     stored = _float_format(spec)
-    return DenseTensor(parameter, spec, stored, F32 if parameter.kind in VECTORS else stored)
+    return DenseTensor(parameter, spec, stored, _resident(parameter, stored))
+
+
+def _resident(parameter: Parameter, stored: Format) -> Format:
+    """As it is stored, but for vectors and for what is coded and will be absorbed."""
+    coded = parameter.kind == "absorbed" and not isinstance(stored, FloatFormat)
+    return F32 if coded or parameter.kind in VECTORS else stored
 
 
 def _float_format(spec: TensorSpec) -> FloatFormat:

@@ -183,6 +183,8 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
             return RandomTensor(name, shape, plain, unit)
         case "router":
             return RandomTensor(name, shape, plain, _ROUTER_GAIN * unit)
+        case "absorbed":
+            return RandomTensor(name, shape, plain, unit)
         case "embedding":
             # Ids that the tokenizer does not have must never be the likeliest.
             return RandomTensor(name, shape, dense, 1.0, rows=NUM_TOKENS if tied else None)

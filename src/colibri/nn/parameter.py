@@ -8,7 +8,9 @@ from typing import Literal, Protocol, TypeAlias
 from colibri.formats import Floats
 from colibri.kernels.api import Matrix
 
-Kind: TypeAlias = Literal["norm", "centred_norm", "bias", "filter", "matrix", "embedding", "router"]
+Kind: TypeAlias = Literal[
+    "norm", "centred_norm", "bias", "filter", "matrix", "embedding", "router", "absorbed"
+]
 
 VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter"})
 
@@ -21,7 +23,8 @@ class Parameter:
         name: full name in the checkpoint, after the family's renaming.
         shape: as stored, `[out, in]` for matrices.
         kind: norms, biases and filters of convolutions (`VECTORS`) are resident as float32,
-            matrices as they are stored; routers are never coded by a conversion. What is stored of
+            matrices as they are stored; routers are never coded by a conversion, nor is an absorbed
+            matrix, which is multiplied from both sides and so resident as floats. What is stored of
             a centred norm is `w - 1`.
     """
 

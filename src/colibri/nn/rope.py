@@ -37,12 +37,15 @@ class Rope:
         attention_factor: multiplies cosine and sine.
         pairing: `half` pairs i with i + rotary_dim/2, `pair` pairs 2i with 2i + 1.
         key: equal for equal tables, so that layers share them.
+        score_factor: multiplies the scores of latent attention, which has its own rule: the square
+            of YaRN's temperature at `mscale_all_dim` (DeepSeek-V2's code), 1 without that key.
     """
 
     inverse_frequencies: _Frequencies = field(repr=False, compare=False)
     attention_factor: float
     pairing: Literal["half", "pair"]
     key: tuple[float, ...] = ()
+    score_factor: float = 1.0
 
     @property
     def rotary_dim(self) -> int:
@@ -83,7 +86,8 @@ class Rope:
         plain = theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
         context = _Context(parameters, plain, theta, rotary_dim, max_position_embeddings)
         inverse, factor = scaling(context)
-        return cls(inverse, factor, pairing, (*inverse.tolist(), factor))
+        key = (*inverse.tolist(), factor)
+        return cls(inverse, factor, pairing, key, _score_factor(context, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,12 @@ def _yarn_attention_factor(context: _Context, scale: float) -> float:
 def yarn_mscale(scale: float, mscale: float) -> float:
     """YaRN's temperature `0.1 * mscale * ln(scale) + 1`, 1 where nothing is scaled."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
+
+
+def _score_factor(context: _Context, kind: str) -> float:
+    if kind == "default" or not context.parameters.get("mscale_all_dim"):
+        return 1.0
+    return yarn_mscale(context.number("factor"), context.number("mscale_all_dim")) ** 2
 
 
 def _llama3(context: _Context) -> tuple[_Frequencies, float]:

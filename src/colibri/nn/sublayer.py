@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
 from colibri.formats import Floats
 from colibri.kernels.api import Batch, Ints, Kernels, RopeTable, Routing
+from colibri.kernels.latent import NO_LATENTS, LatentLimits
 from colibri.kv import LayerState, StateShape
 from colibri.memory.expert_store import ExpertStore
 from colibri.nn.parameter import Parameter, Weights
@@ -40,12 +41,34 @@ class Step:
     routes: RouteListener | None = None
     look_ahead: LookAhead | None = None
     _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
+    _selections: dict[int, Ints] = field(default_factory=dict)
 
     def rope(self, rope: Rope) -> RopeTable:
         """Cosine and sine of the batch's positions, computed once for equal embeddings."""
         found = self._tables.get(rope.key)
         if found is None:
             found = self._tables[rope.key] = rope.table(self.batch.positions)
+        return found
+
+    def no_rope(self) -> RopeTable:
+        """The table of layers that rotate nothing."""
+        found = self._tables.get(())
+        if found is None:
+            nothing = np.empty((len(self.batch.positions), 0), np.float32)
+            found = self._tables[()] = RopeTable(nothing, nothing)
+        return found
+
+    def selection(self, top_k: int) -> Ints | None:
+        """`[T, top_k]`: keys that one layer selects and the layers after it may use.
+
+        None where no row has more than `top_k` keys: then all are used.
+        """
+        if int(self.batch.positions.max(initial=0)) < top_k:
+            return None
+        found = self._selections.get(top_k)
+        if found is None:
+            shape = (len(self.batch.positions), top_k)
+            found = self._selections[top_k] = np.empty(shape, np.int32)
         return found
 
 
@@ -62,12 +85,15 @@ class Demand:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     array_width: int = 0
+    latent: LatentLimits = NO_LATENTS
 
     @classmethod
     def largest(cls, demands: Iterable[Demand]) -> Demand:
         """Each number's maximum."""
-        rows = [astuple(demand) for demand in demands]
-        return cls(*map(max, zip(*rows, strict=True))) if rows else cls()
+        every = list(demands)
+        numbers = [item.name for item in fields(cls) if item.name != "latent"]
+        most = {n: max((getattr(d, n) for d in every), default=0) for n in numbers}
+        return cls(**most, latent=LatentLimits.largest(demand.latent for demand in every))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
