@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import weakref
@@ -73,11 +74,13 @@ class Engine:
         self._total = Metrics()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
+        self._process = os.getpid()
 
     def open_session(self) -> Session:
         """A session to pass to `generate` again and again; close it to give its blocks back."""
         if self._closed:
             raise RequestError("the engine is closed")
+        self._check_process()
         session = Session(self._model, self._open_state())
         self._sessions.add(session)
         return session
@@ -189,6 +192,7 @@ class Engine:
 
     @contextmanager
     def _taking_turn(self) -> Iterator[None]:
+        self._check_process()
         if self._holder == threading.get_ident():
             raise RequestError("this thread is in the middle of a reply: finish or close it first")
         with self._turn:
@@ -197,6 +201,17 @@ class Engine:
                 yield
             finally:
                 self._holder = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child, which has locks as they were, and no threads."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self.is_forked:
+            raise RequestError(
+                "this model was opened before this process was forked: open it again in the child"
+            )
 
     @contextmanager
     def _borrowed(self, session: Session | None) -> Iterator[Session]:

@@ -218,9 +218,9 @@ class LLM:
         return self.prepared.plan
 
     def close(self) -> None:
-        """Give the memory back; closing twice is fine."""
+        """Give the memory back; closing twice is fine. In a forked child it is the parent's."""
         model, self._model = self._model, None
-        if model is not None:
+        if model is not None and not self._engine.is_forked:
             self._engine.close()
             if self._heat is not None:
                 self._heat.save()
