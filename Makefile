@@ -6,6 +6,8 @@ MODEL  := build/demo-model
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson
 PYTEST := $(BIN)/python -m pytest -n 2 --basetemp=build/pytest
 DEMO   := $(BIN)/coli run --expert-slots 25% --max-tokens 60 --seed 3
+, := ,
+READING := $(patsubst %,tests/unit/memory/test_%.py,expert_store faults mirrors prefetch pressure readers several_threads)
 # `make check SUITE=` leaves the tests out.
 SUITE  ?= suite
 
@@ -43,14 +45,34 @@ oracle: $(VENV)-oracle/.installed ## compare goldens and random configs with tra
 	PYTHONPATH=src $(VENV)-oracle/bin/python tools/make_goldens.py --check
 	PYTHONPATH=src $(VENV)-oracle/bin/python tools/check_switches.py
 
-sanitize: $(VENV)/.dev ## run the kernel tests under AddressSanitizer and UBSan (needs gcc)
-	@test -f build/sanitize/build.ninja || CC=gcc CFLAGS=-fno-sanitize-recover=undefined $(MESON) setup build/sanitize \
-	  --buildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false \
-	  -Dpython.purelibdir=/ -Dpython.platlibdir=/
-	@DESTDIR=$(CURDIR)/build/sanitize/root $(MESON) install -C build/sanitize --quiet
-	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/kernels --ignore tests/kernels/test_steady_state.py \
-	  -o pythonpath="build/sanitize/root ." # (the one left out counts calls by a preload of its own)
+# A build under a sanitizer (1: folder, 2: sanitizers, 3: optimization, 4: further flags), its package in build/1/root.
+define sanitized
+	@test -f build/$(1)/build.ninja || CC=gcc CFLAGS="-g1 $(4)" $(MESON) setup build/$(1) --buildtype=plain \
+	  -Doptimization=$(3) -Db_sanitize=$(2) -Db_lundef=false -Dpython.purelibdir=/ -Dpython.platlibdir=/
+	@DESTDIR=$(CURDIR)/build/$(1)/root $(MESON) install -C build/$(1) --quiet
+	@rm -f build/$(1)/report.*
+endef
+
+# What it finds goes to files, because pytest keeps what tests print: any of them is a failure.
+REPORTED = { cat build/$(1)/report.* 2> /dev/null && exit 1; true; }
+SANITIZED_PYTEST = $(PYTEST) -o pythonpath="build/$(1)/root ." --ignore tests/kernels/test_steady_state.py
+
+sanitize: $(VENV)/.dev ## run the kernel and reader tests under AddressSanitizer and UBSan (needs gcc)
+	$(call sanitized,sanitize,address$(,)undefined,1,-fno-sanitize-recover=undefined -fno-sanitize=object-size$(,)null)
+	@status=0; LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:log_path=build/sanitize/report \
+	  UBSAN_OPTIONS=print_stacktrace=1:log_path=build/sanitize/report \
+	  $(call SANITIZED_PYTEST,sanitize) tests/kernels $(READING) || status=$$?; $(call REPORTED,sanitize); exit $$status
+
+# No suppressions: Python and NumPy are not instrumented, and OpenBLAS gets no threads of its own. ThreadSanitizer of gcc 12
+# wants addresses of at most 28 random bits.
+FIXED := $(shell test "$$(cat /proc/sys/vm/mmap_rnd_bits 2> /dev/null || echo 28)" -le 28 || echo setarch -R)
+
+tsan: $(VENV)/.dev ## run the same under ThreadSanitizer (needs gcc)
+	$(call sanitized,tsan,thread,2,)
+	@status=0; $(FIXED) env LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) OPENBLAS_NUM_THREADS=1 \
+	  TSAN_OPTIONS=die_after_fork=0:log_path=build/tsan/report \
+	  $(call SANITIZED_PYTEST,tsan) --hypothesis-profile=brief tests/kernels $(READING) || status=$$?; \
+	  $(call REPORTED,tsan); exit $$status
 
 # gcc 12's cross compiler may fail on -O2 of this program's main, hence -O1; the kernels are what is looked at.
 NEON := build/neon
@@ -106,5 +128,5 @@ $(MODEL)/colibri.json: tools/make_checkpoint.py | $(VENV)/.installed
 	$(BIN)/python tools/make_checkpoint.py $(MODEL)
 
 .NOTPARALLEL:
-.PHONY: help demo test check native oracle sanitize neon clean lint suite
+.PHONY: help demo test check native oracle sanitize tsan neon clean lint suite
 .SECONDARY:

@@ -185,7 +185,7 @@ static int not_finite(colibri_reader *r, int32_t slot, int64_t part, source firs
 static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_failure *failure) {
     job *j = &r->jobs[slot];
     for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
-        const uint8_t *data = r->arena + r->parts[slot * 3LL + s->part] + s->offset;
+        const uint8_t *data = r->arena + j->parts[s->part] + s->offset;
         if (!colibri_all_finite(data, s->nbytes, s->stride, s->count, s->kind))
             return not_finite(r, slot, s->part, first, failure);
     }

@@ -203,6 +203,8 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
     for (int32_t i = 0; i < num_jobs; i++) {
         int32_t slot = jobs->slots[i];
         job *j = &r->jobs[slot];
+        __atomic_load_n(&r->states[slot], __ATOMIC_ACQUIRE); /* after all that its last job did: Python looked without a fence */
+        memcpy(j->parts, r->parts + slot * 3LL, sizeof j->parts);
         j->scans = jobs->scans, j->num_scans = jobs->num_scans, j->num_pieces = 0;
         j->crc = jobs->crcs ? jobs->crcs[i] : 0;
         j->check = !jobs->crcs ? COLIBRI_CHECK_NEVER : jobs->checks ? jobs->checks[i] : COLIBRI_CHECK_ALWAYS;

@@ -21,6 +21,7 @@ typedef struct { /* a part of one piece; bounds count from the start of the page
 
 typedef struct {
     const colibri_scan *scans;
+    int64_t parts[3]; /* a copy: the caller's may change as soon as the slot has landed */
     int32_t num_scans, num_pieces;
     uint32_t crc, drives, used; /* sets of drives, bit d for drive d: that hold the record, that blocks came from */
     int8_t check, queue;

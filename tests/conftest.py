@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import tests.examples  # noqa: F401  (its profile must be known before the command line is read)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from colibri.formats import BF16, F16, F32, FORMATS, INT8_ROWS, Floats
 from colibri.kernels.api import Attention, Ints, Kernels, KVLayer, Matrix
 from colibri.kernels.reference_math import rms_norm
+from tests.examples import examples
 from tests.kernels.builders import (
     REFERENCE,
     assert_close,
@@ -64,7 +65,7 @@ def tables(members: int, kv: KVLayer) -> Ints:
     return np.concatenate([blocks, np.full((members, 2), -1, np.int32)], axis=1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     options=LAYERS,
     fmt=st.sampled_from([F32, F16, BF16, INT8_ROWS]),

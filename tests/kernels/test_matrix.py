@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from colibri.formats import F16, F32, FORMATS, Floats
 from colibri.kernels.api import FFN, Activations, Head, Limits, Matrix
 from colibri.kernels.native import NativeKernels
+from tests.examples import examples
 from tests.kernels.builders import (
     CODED_NAMES,
     ERROR,
@@ -40,7 +41,7 @@ CASES = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(**CASES)
 def test_matmul(
     fmt: Any,

@@ -28,6 +28,7 @@ from colibri.kernels.api import (
     Swiglu,
 )
 from colibri.kernels.native import NativeKernels
+from tests.examples import examples
 from tests.kernels.builders import (
     ERROR,
     FORMAT_NAMES,
@@ -67,7 +68,7 @@ def run(
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     fmt=st.sampled_from(FORMAT_NAMES).map(FORMATS.__getitem__),
     activations=st.sampled_from(list(ERROR)),
@@ -233,7 +234,7 @@ def test_a_part_outside_the_arena_is_refused() -> None:
         run(native(), layer, found, table, gaussian(rng, 1, 16), [])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     fmt=st.sampled_from(FORMAT_NAMES).map(FORMATS.__getitem__),
     rows=st.sampled_from([1, 5, 33]),

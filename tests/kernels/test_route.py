@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from colibri.formats import F32, FORMATS
 from colibri.kernels.api import Limits, NonFiniteRow, Router
 from colibri.kernels.native import NativeKernels
+from tests.examples import examples
 from tests.kernels.builders import (
     REFERENCE,
     TOKENS,
@@ -25,7 +26,7 @@ from tests.kernels.builders import (
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     name=st.sampled_from(["f32", "bf16", "int8-g32"]),
     num=st.integers(1, 32),
@@ -94,7 +95,7 @@ def test_a_row_that_is_not_finite_is_named(value: float) -> None:
         assert caught.value.row == 3
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     scoring=st.sampled_from(["softmax", "sigmoid"]),
     groups=st.sampled_from([1, 2, 4, 8]),

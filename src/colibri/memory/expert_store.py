@@ -374,7 +374,6 @@ class ExpertStore:
                 del pins[-1]
 
     def _wait(self, slot: int) -> None:
-        if self._arena.states[slot] == LOADING:
-            start = time.perf_counter()
-            self._reader.wait(slot)
-            self._wait_s += time.perf_counter() - start
+        start = time.perf_counter()
+        self._reader.wait(slot)  # even if it is there: only then has this thread seen all of it
+        self._wait_s += time.perf_counter() - start

@@ -1,6 +1,5 @@
 """Whole replies over a C library whose reads misbehave: the same tokens, or one clean error."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.memory.records import KINDS
-from tests.unit.memory.shim import compile_shim, needs_shim
+from tests.unit.memory.shim import compile_shim, needs_shim, preloaded
 
 SCRIPT = """
 import ctypes, shutil, sys
@@ -58,7 +57,7 @@ def test_replies_survive_faults(
     shim = compile_shim(tmp_path_factory.mktemp("shim"))
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, shim, tiny, tmp_path / "copy", kernels],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        env=preloaded(shim),
         capture_output=True,
         text=True,
         timeout=120,

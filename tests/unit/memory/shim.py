@@ -1,5 +1,6 @@
 """A C library between the program and its files, whose reads misbehave as told."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -109,3 +110,9 @@ def compile_shim(folder: Path) -> Path:
     command = [str(COMPILER), "-shared", "-fPIC", "-O1", "-o", str(target), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return target
+
+
+def preloaded(shim: Path) -> dict[str, str]:
+    """An environment in which it stands behind what is preloaded already, such as a sanitizer."""
+    before = os.environ.get("LD_PRELOAD")
+    return {**os.environ, "LD_PRELOAD": f"{before} {shim}" if before else str(shim)}

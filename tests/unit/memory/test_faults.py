@@ -1,6 +1,5 @@
 """Both readers over a C library whose reads misbehave."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.memory.records import KINDS
-from tests.unit.memory.shim import compile_shim, needs_shim
+from tests.unit.memory.shim import compile_shim, needs_shim, preloaded
 
 SCRIPT = """
 import ctypes, pathlib, sys
@@ -145,7 +144,7 @@ def test_every_fault_ends_in_the_right_bytes_or_an_error(
 ) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, shim, tmp_path, kind],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        env=preloaded(shim),
         capture_output=True,
         text=True,
         timeout=60,
@@ -160,7 +159,7 @@ def test_one_file_that_cannot_be_read(shim: Path, tmp_path: Path, kind: str) -> 
     """Alone it fails what is in it, by name; with a mirror, nothing fails on either side."""
     result = subprocess.run(
         [sys.executable, "-c", ONE_FILE, shim, tmp_path, kind],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        env=preloaded(shim),
         capture_output=True,
         text=True,
         timeout=60,
@@ -179,7 +178,7 @@ def test_demand_overtakes_prefetch_in_file_order(shim: Path, tmp_path: Path, kin
     """The library hands out blocks, so demand goes before the rest of a record being read ahead."""
     result = subprocess.run(
         [sys.executable, "-c", ORDER, shim, tmp_path, kind],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        env=preloaded(shim),
         capture_output=True,
         text=True,
         timeout=60,
