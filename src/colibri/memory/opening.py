@@ -90,8 +90,7 @@ def find_readings(
 
     Nothing is measured without a place to remember it, nor for models that are small.
     """
-    size = index.file.shape[0] * index.file.shape[1]
-    everything = np.flatnonzero((index.file[:, :, 0] >= 0).reshape(size))
+    everything = np.flatnonzero((index.file >= 0).any(axis=2))
     places = [(index, everything)]
     places += [(on_drive(index, m.directory), np.flatnonzero(m.present)) for m in mirrors]
 
