@@ -4,13 +4,14 @@ Usage: `python tools/make_goldens.py [--check] [FAMILY ...]`.
 
 The checkpoints are those of `tests/tiny.py`, so only ids, logits and router choices are stored, in
 `tests/goldens/NAME.npz`. Prompts are drawn until, over prompt and continuation, the best two logits
-of every greedy step differ by 5e-3 and the last chosen and first rejected expert by 3e-4 of
-probability: then exact ids are a fair demand.
+of every greedy step differ by 5e-3 and embeddings that are off by 1e-4 choose the same experts:
+then exact ids are a fair demand.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -26,7 +27,8 @@ from colibri.models.registry import all_families  # noqa: E402
 from tests.tiny import write_tiny  # noqa: E402
 
 PROMPT, GREEDY, TRIALS = 32, 16, 1000
-GREEDY_GAP, EXPERT_GAP = 5e-3, 3e-4
+GREEDY_GAP, NOISE = 5e-3, 1e-4
+_EXPERTS = re.compile(r"layers\.(\d+)\.(?:.*\.)?experts$")
 GOLDENS = ROOT / "tests" / "goldens"
 
 
@@ -42,25 +44,31 @@ def load_oracle(directory: Path) -> Any:
     return model.eval()
 
 
-def run(model: Any, ids: np.ndarray[Any, Any]) -> tuple[Any, list[tuple[int, Any]]]:
-    """Logits `[T, V]` and, for every sparse layer, its router's probabilities `[T, E]`."""
+def run(model: Any, ids: np.ndarray[Any, Any], noise: float = 0.0) -> tuple[Any, dict[int, Any]]:
+    """Logits `[T, V]` and, for every sparse layer, its experts `[T, A]` as sets, ascending.
+
+    `noise` is what embeddings are changed by, relative to their deviation.
+    """
     import torch
 
-    routed: list[tuple[int, Any]] = []
+    routed: dict[int, Any] = {}
 
     def hook(layer: int) -> Any:
-        def keep(module: Any, inputs: Any, output: Any) -> None:
-            hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
-            probabilities = torch.softmax(hidden @ module.weight.T, -1)
-            routed.append((layer, probabilities.numpy()))
+        def keep(module: Any, inputs: Any, kwargs: Any) -> None:
+            chosen = inputs[1] if len(inputs) > 1 else kwargs["top_k_index"]
+            routed[layer] = np.sort(chosen.reshape(-1, chosen.shape[-1]).numpy(), axis=1)
 
         return keep
 
-    handles = []
-    for index, layer in enumerate(model.model.layers):
-        gate = getattr(layer.mlp, "gate", None)
-        if gate is not None and hasattr(layer.mlp, "experts"):
-            handles.append(gate.register_forward_hook(hook(index)))
+    def disturb(module: Any, inputs: Any, output: Any) -> Any:
+        return output + noise * output.std() * torch.randn_like(output)
+
+    handles = [model.get_input_embeddings().register_forward_hook(disturb)] if noise else []
+    for name, module in model.named_modules():
+        if found := _EXPERTS.search(name):
+            keep = hook(int(found[1]))
+            handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+    torch.manual_seed(0)
     with torch.no_grad():
         logits = model(torch.tensor(ids[None].astype(np.int64)), use_cache=False).logits[0].numpy()
     for handle in handles:
@@ -68,59 +76,76 @@ def run(model: Any, ids: np.ndarray[Any, Any]) -> tuple[Any, list[tuple[int, Any
     return logits, routed
 
 
-def gap(sorted_values: np.ndarray[Any, Any], rank: int) -> float:
-    """Least difference between the values at `rank - 1` and `rank` of rows sorted descending."""
-    return float((sorted_values[:, rank - 1] - sorted_values[:, rank]).min())
+def same_routes(first: dict[int, Any], second: dict[int, Any]) -> bool:
+    """Whether every token got the same experts."""
+    return all(np.array_equal(first[layer], second[layer]) for layer in first)
+
+
+def gap(row: np.ndarray[Any, Any]) -> float:
+    """Difference of the two largest values."""
+    second, first = np.sort(row)[-2:]
+    return float(first - second)
+
+
+def continued(model: Any, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float] | None:
+    """Greedy ids and the least gap on the way; None where a margin is too small."""
+    whole, least = ids, np.inf
+    for _ in range(GREEDY):
+        logits, routed = run(model, whole)
+        least = min(least, gap(logits[-1]))
+        if least < GREEDY_GAP:
+            return None
+        whole = np.append(whole, np.int32(logits[-1].argmax()))
+    safe = same_routes(routed, run(model, whole[:-1], NOISE)[1])
+    return (whole[len(ids) :], least) if safe else None
+
+
+def golden_of(model: Any, ids: np.ndarray[Any, Any]) -> dict[str, Any] | None:
+    """`ids`, `logits`, `greedy_ids`, `greedy_gap`, `router.{layer}`; None for unsafe margins."""
+    found = continued(model, ids)
+    if found is None:
+        return None
+    logits, routed = run(model, ids)
+    return {
+        "ids": ids,
+        "logits": logits,
+        "greedy_ids": found[0],
+        "greedy_gap": np.float32(found[1]),
+        **{f"router.{layer}": chosen.astype(np.int16) for layer, chosen in routed.items()},
+    }
 
 
 def make(family: Family, directory: Path) -> dict[str, Any]:
-    """Golden arrays of a family: `ids`, `logits`, `greedy_ids`, `greedy_gap`, `router.{layer}`."""
+    """The golden of the first prompt with safe margins."""
     model = load_oracle(write_tiny(directory, family))
-    config = family.tiny_config()
-    active = config["num_experts_per_tok"]
+    vocab_size = family.tiny_config()["vocab_size"]
     for trial in range(TRIALS):
-        ids = np.random.RandomState(trial).randint(3, config["vocab_size"], PROMPT).astype(np.int32)
-        whole = ids
-        gaps: list[float] = []
-        for _ in range(GREEDY):
-            logits, routed = run(model, whole)
-            gaps.append(gap(-np.sort(-logits[-1:], axis=1), 1))
-            expert_gaps = [gap(-np.sort(-p, axis=1), active) for _, p in routed]
-            if gaps[-1] < GREEDY_GAP or min(expert_gaps) < EXPERT_GAP:
-                break
-            whole = np.append(whole, np.int32(logits[-1].argmax()))
-        if min(gaps) < GREEDY_GAP or min(expert_gaps) < EXPERT_GAP:
-            continue
-        logits, routed = run(model, ids)
-        found = {
-            "ids": ids,
-            "logits": logits,
-            "greedy_ids": whole[PROMPT:],
-            "greedy_gap": np.float32(min(gaps)),
-        }
-        return found | {
-            f"router.{i}": np.argsort(-p, axis=1, kind="stable")[:, :active].astype(np.int16)
-            for i, p in routed
-        }
+        ids = np.random.RandomState(trial).randint(3, vocab_size, PROMPT).astype(np.int32)
+        if (found := golden_of(model, ids)) is not None:
+            return found
     raise SystemExit(f"{family.model_type}: no prompt with safe margins in {TRIALS} trials")
 
 
-def check(family: Family, made: dict[str, Any]) -> None:
-    """Compare with the stored goldens.
+def check(family: Family, directory: Path) -> dict[str, Any]:
+    """The golden of the stored prompt, compared with what is stored.
 
     Ids exactly, logits within what transformers' own kernels differ by.
     """
     stored = np.load(GOLDENS / f"{family.model_type}.npz")
-    for key, value in made.items():
+    found = golden_of(load_oracle(write_tiny(directory, family)), stored["ids"])
+    if found is None:
+        raise SystemExit(f"{family.model_type}: the stored prompt has unsafe margins; re-make it")
+    for key, value in found.items():
         same = (
             np.allclose(value, stored[key], atol=1e-4)
             if value.dtype == np.float32
-            else np.array_equal(value, stored[key])
+            else np.array_equal(value, np.sort(stored[key]) if "router" in key else stored[key])
         )
         if not same:
             raise SystemExit(
                 f"{family.model_type}: {key} differs from tests/goldens; re-make them and say why"
             )
+    return found
 
 
 def main() -> None:
@@ -134,10 +159,8 @@ def main() -> None:
         if wanted.families and family.model_type not in wanted.families:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            made = make(family, Path(folder))
-        if wanted.check:
-            check(family, made)
-        else:
+            made = (check if wanted.check else make)(family, Path(folder))
+        if not wanted.check:
             np.savez_compressed(GOLDENS / f"{family.model_type}.npz", **made)
         verb = "agrees" if wanted.check else "made"
         print(f"{family.model_type}: {verb}, least greedy gap {float(made['greedy_gap']):.4f}")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from colibri.checkpoint.config import normalize
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.registry import all_families
@@ -76,7 +75,14 @@ def record_nbytes(family: Family) -> int:
     return 3 * 4 * layer.intermediate_size * layer.hidden_size
 
 
+def is_sparse(path: Path) -> bool:
+    """Whether a model has routed experts."""
+    config = json.loads((path / "config.json").read_text())
+    return bool(Blueprint.of(config).sparse_layers())
+
+
 def least_slots(path: Path) -> int:
     """The fewest expert slots a model runs with: one layer's active experts."""
-    config = normalize(json.loads((path / "config.json").read_text()))
-    return int(config["num_experts_per_tok"])
+    config = json.loads((path / "config.json").read_text())
+    sparse = Blueprint.of(config).sparse_layers()
+    return max((demand.num_experts_per_tok for _, demand in sparse), default=0)

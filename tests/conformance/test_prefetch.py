@@ -9,15 +9,14 @@ import pytest
 
 from colibri import LLM
 from colibri.models.family import Family
-from colibri.models.registry import all_families
 from tests.conformance.cases import least_slots, record_nbytes
-from tests.tiny import write_tiny
+from tests.tiny import SPARSE, write_tiny
 
 IDS = np.random.RandomState(11).randint(3, 512, 24).astype(np.int32)
 SPARE = (0, 1, 4, 12)  # slots beside the least
 
 
-@pytest.fixture(scope="module", params=all_families(), ids=lambda f: f.model_type)
+@pytest.fixture(scope="module", params=SPARSE, ids=lambda f: f.model_type)
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
     return found

@@ -10,16 +10,15 @@ import pytest
 from colibri import LLM
 from colibri.kernels.api import Routing
 from colibri.models.family import Family
-from colibri.models.registry import all_families
 from tests.conformance.cases import record_nbytes
-from tests.tiny import SPELLINGS, write_tiny
+from tests.tiny import SPARSE, SPELLINGS, write_tiny
 
 IDS = np.random.RandomState(5).randint(3, 512, 48).astype(np.int32)
 CHUNK = 16
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("family", all_families(), ids=lambda f: f.model_type)
+@pytest.mark.parametrize("family", SPARSE, ids=lambda f: f.model_type)
 def test_a_chunk_reads_its_union_once(family: Family, spelling: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path, family, spelling=spelling)
     record = record_nbytes(family)
