@@ -18,6 +18,8 @@ from colibri.nn.parameter import Parameter
 from colibri.nn.sublayer import Demand, Layer
 from colibri.nn.trunk import LM_HEAD, Trunk
 
+_DRAFTING, _MOST_DRAFTING = (r"mtp\.", r"model\.mtp"), 16
+
 
 def layer_prefix(index: int) -> str:
     """Where the tensors of layer `index` are named."""
@@ -71,8 +73,14 @@ class Blueprint:
         return [each.state for layer in self.layers for each in layer.sublayers]
 
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors that are knowingly not used; a tied model's own lm_head is one."""
-        ignored = self.family.ignore
+        """Patterns of tensors that are knowingly not used.
+
+        A tied model's own lm_head is one; so are heads that draft further tokens, which stand
+        behind the last layer or under `mtp`.
+        """
+        ignored = (*self.family.ignore, *_DRAFTING)
+        drafting = range(len(self.layers), len(self.layers) + _MOST_DRAFTING)
+        ignored += (rf"model\.layers\.({'|'.join(map(str, drafting))})\.",)
         return (*ignored, re.escape(LM_HEAD)) if self.trunk.tied else ignored
 
     @property

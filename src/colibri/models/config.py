@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from colibri.errors import ConfigError, UnsupportedModelError
 from colibri.nn.norm import RMSNorm
@@ -32,7 +32,8 @@ _INERT = re.compile(
     | length_penalty | early_stopping | num_return_sequences | pruned_heads
     | (attn|experts)_implementation | use_flash_attn | max_window_layers
     | num_nextn_predict_layers | rope_theta | language_model_only
-    | (vision|image|video|audio)_\w+""",
+    | (vision|image|video|audio)_\w+
+    | seq_aux | aux_loss_alpha | ep_size | index_share_for_mtp_iteration""",
     re.VERBOSE,
 )
 # Checked wherever a family declares them and they are given.
@@ -70,6 +71,7 @@ class BaseConfig:
     default_rope_theta: ClassVar[float] = 10000.0
     partial_rotary: ClassVar[bool] = False  # whether the family rotates a part of a head only
     centred_norms: ClassVar[bool] = False  # whether the family stores its norms' weights minus 1
+    unused_keys: ClassVar[frozenset[str]] = frozenset()  # of other parts than the text
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -90,7 +92,8 @@ class BaseConfig:
         for item in known.values():
             _require(item, values, cls.__module__)
         for key, value in config.items():
-            if key not in known and not _INERT.fullmatch(key) and not _is_off(key, value):
+            inert = key in cls.unused_keys or _INERT.fullmatch(key) is not None
+            if key not in known and not inert and not _is_off(key, value):
                 raise UnsupportedModelError(
                     f"config.json: {key} = {value!r} is not implemented for model_type "
                     f"{config.get('model_type')!r} and may change the result; the model is refused "
@@ -171,6 +174,11 @@ class BaseConfig:
         """The part of a head that is rotated where the rope keys do not say."""
         return 1.0
 
+    @property
+    def rope_pairing(self) -> Literal["half", "pair"]:
+        """Which dims of a head are rotated together."""
+        return "half"
+
     @cached_property
     def rope(self) -> Rope:
         """The rotary embedding of `rope_parameters`."""
@@ -187,7 +195,10 @@ class BaseConfig:
             )
         limit = self.max_position_embeddings
         return Rope.from_parameters(
-            parameters, head_dim=self.head_width, max_position_embeddings=limit
+            parameters,
+            head_dim=self.head_width,
+            max_position_embeddings=limit,
+            pairing=self.rope_pairing,
         )
 
 

@@ -5,6 +5,7 @@ The bias balances load without an auxiliary loss, hence the name (arXiv 2412.194
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +38,10 @@ class NoauxMoEConfig(MoEConfig):
     scoring_func: str = "sigmoid"
 
     route_epsilon: ClassVar[float] = 1e-20
+    routings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "topk_method": ("noaux_tc",),
+        "scoring_func": ("sigmoid",),
+    }
 
     def check(self) -> None:
         """Groups divide the experts and hold enough of them; each layer has a known kind."""
@@ -52,11 +57,11 @@ class NoauxMoEConfig(MoEConfig):
             len(kinds) == self.num_hidden_layers and {*kinds} <= {_DENSE, _SPARSE}
         )
         self.require(known, "mlp_layer_types", f"must give each layer {_DENSE!r} or {_SPARSE!r}")
-        for key, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
-            if getattr(self, key) != only:
+        for key, known_values in self.routings.items():
+            if getattr(self, key) not in known_values:
                 raise UnsupportedModelError(
                     f"config.json: {key} = {getattr(self, key)!r} is not implemented for "
-                    f"{self.model_type!r}; only {only!r} is"
+                    f"{self.model_type!r}; known are {', '.join(known_values)}"
                 )
         self.require(self.moe_layer_freq == 1, "moe_layer_freq", "must be 1")
 

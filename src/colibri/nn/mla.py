@@ -146,7 +146,7 @@ class MultiHeadLatentAttention(Sublayer):
             index_heads=index.num_heads if index else 0,
             index_dim=index.head_dim if index else 0,
         )
-        return Demand(latent=limits)
+        return Demand(latent=limits, array_width=0 if self.index is None else self.index.top_k)
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norms, projections, and the indexer's."""

@@ -82,8 +82,8 @@ def test_limits_bound_every_layer(family: Family) -> None:
 
 @each_family
 def test_unknown_keys_reach_the_user(family: Family) -> None:
-    with pytest.raises(UnsupportedModelError, match="kv_lora_rank"):
-        blueprint(family, kv_lora_rank=16)
+    with pytest.raises(UnsupportedModelError, match="warp_rank"):
+        blueprint(family, warp_rank=16)
     with pytest.raises(ConfigError, match="hidden_size"):
         blueprint(family, hidden_size="wide")
 

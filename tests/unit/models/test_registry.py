@@ -37,7 +37,7 @@ def test_by_name(family: Family) -> None:
 
 @each_family
 def test_did_you_mean(family: Family) -> None:
-    typo = family.model_type[:-1] + "x"
+    typo = "x" + family.model_type
     with pytest.raises(UnsupportedModelError) as refusal:
         get_family(typo)
     message = str(refusal.value)
