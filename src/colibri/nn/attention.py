@@ -52,6 +52,7 @@ class GroupedQueryAttention(Sublayer):
         window: positions a token sees, itself included; None sees all.
         gated: whether `q_proj` gives each head a gate behind its q, whose sigmoid multiplies what
             the head found.
+        sinks: whether each head has a learned score without a value in its softmax.
     """
 
     hidden_size: int
@@ -66,6 +67,7 @@ class GroupedQueryAttention(Sublayer):
     clip: float | None = None
     window: int | None = None
     gated: bool = False
+    sinks: bool = False
 
     @classmethod
     def from_config(
@@ -78,6 +80,7 @@ class GroupedQueryAttention(Sublayer):
         clip: float | None = None,
         window: int | None = None,
         gated: bool = False,
+        sinks: bool = False,
     ) -> GroupedQueryAttention:
         """Sizes, eps and rope from the config; what is peculiar to a family by keyword."""
         return cls(
@@ -93,6 +96,7 @@ class GroupedQueryAttention(Sublayer):
             clip=clip,
             window=window,
             gated=gated,
+            sinks=sinks,
         )
 
     @property
@@ -118,6 +122,8 @@ class GroupedQueryAttention(Sublayer):
             per_head = self.qk_norm == "head"
             found.append(self.norm.parameter(f"{attn}q_norm", self.head_dim if per_head else q))
             found.append(self.norm.parameter(f"{attn}k_norm", self.head_dim if per_head else kv))
+        if self.sinks:
+            found.append(Parameter(f"{attn}sinks", (self.num_heads,), "bias"))
         return found
 
     def bind(self, site: Site) -> BoundAttention:
@@ -140,6 +146,7 @@ class GroupedQueryAttention(Sublayer):
             clip=self.clip,
             window=self.window,
             gated=self.gated,
+            sinks=weights.vector(f"{attn}sinks") if self.sinks else None,
         )
         return BoundAttention(layer, self.rope, keys_and_values(site.state))
 

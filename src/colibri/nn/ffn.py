@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from colibri.formats import Floats
-from colibri.kernels.api import FFN, Norm
+from colibri.kernels.api import FFN, PLAIN, Norm, Swiglu
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, Weights, bind_linear, linear
 from colibri.nn.sublayer import BoundSublayer, Demand, Site, Step, Sublayer
@@ -92,10 +92,17 @@ def glu_parameters(
     ]
 
 
-def bind_glu(weights: Weights, prefix: str, norm: Norm | None = None, *, bias: bool = False) -> FFN:
+def bind_glu(
+    weights: Weights,
+    prefix: str,
+    norm: Norm | None = None,
+    *,
+    bias: bool = False,
+    swiglu: Swiglu = PLAIN,
+) -> FFN:
     """gate, up and down under `prefix` as the kernels' `FFN`."""
     gate, up, down = (
         bind_linear(weights, prefix + name, bias=bias)
         for name in ("gate_proj", "up_proj", "down_proj")
     )
-    return FFN(gate, up, down, norm)
+    return FFN(gate, up, down, norm, swiglu=swiglu)

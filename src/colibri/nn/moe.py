@@ -12,6 +12,8 @@ from colibri.checkpoint.experts import ExpertLayer
 from colibri.errors import NumericsError
 from colibri.formats import Floats
 from colibri.kernels.api import (
+    FFN,
+    PLAIN,
     Experts,
     Ints,
     Kernels,
@@ -19,11 +21,12 @@ from colibri.kernels.api import (
     Router,
     Routing,
     SlotFailed,
+    Swiglu,
 )
 from colibri.memory.expert_store import ExpertStore
 from colibri.nn.ffn import bind_glu, glu_parameters
 from colibri.nn.norm import RMSNorm
-from colibri.nn.parameter import Parameter, bind_linear
+from colibri.nn.parameter import Parameter, Weights, bind_linear
 from colibri.nn.route import Route
 from colibri.nn.sublayer import NOTHING, BoundSublayer, Demand, Site, Step, Sublayer
 
@@ -57,6 +60,7 @@ class MoEFFN(Sublayer):
         route: how experts are chosen and weighed.
         shared_intermediate_size: width of the shared expert, None without one.
         shared_gate: whether the shared expert is multiplied by the sigmoid of a gate of its own.
+        swiglu: the activation of routed and shared experts.
     """
 
     hidden_size: int
@@ -67,6 +71,7 @@ class MoEFFN(Sublayer):
     route: Route
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
+    swiglu: Swiglu = PLAIN
 
     @classmethod
     def from_config(
@@ -77,6 +82,7 @@ class MoEFFN(Sublayer):
         intermediate_size: int,
         shared_intermediate_size: int | None = None,
         shared_gate: bool = False,
+        swiglu: Swiglu = PLAIN,
     ) -> MoEFFN:
         """Sizes and norm from the config; what is peculiar to a family by keyword."""
         return cls(
@@ -88,6 +94,7 @@ class MoEFFN(Sublayer):
             route=route,
             shared_intermediate_size=shared_intermediate_size or None,
             shared_gate=shared_gate,
+            swiglu=swiglu,
         )
 
     @property
@@ -133,12 +140,22 @@ class MoEFFN(Sublayer):
         norm = self.norm.bind(weights, f"{site.prefix}post_attention_layernorm")
         router = self.route.bind(weights, f"{mlp}gate.", norm, self.num_experts_per_tok)
         gate, up, down = site.experts.parts
-        shared = (
-            bind_glu(weights, f"{mlp}shared_expert.") if self.shared_intermediate_size else None
-        )
         shared_gate = bind_linear(weights, f"{mlp}shared_expert_gate") if self.shared_gate else None
-        experts = Experts(self.num_experts, gate, up, down, shared=shared, shared_gate=shared_gate)
+        experts = Experts(
+            self.num_experts,
+            gate,
+            up,
+            down,
+            shared=self._shared(weights, mlp),
+            shared_gate=shared_gate,
+            swiglu=self.swiglu,
+        )
         return BoundMoE(site.layer, router, experts)
+
+    def _shared(self, weights: Weights, mlp: str) -> FFN | None:
+        if not self.shared_intermediate_size:
+            return None
+        return bind_glu(weights, f"{mlp}shared_expert.", swiglu=self.swiglu)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

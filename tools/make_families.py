@@ -1,0 +1,84 @@
+"""Write docs/FAMILIES.md from the families' own files, or check that it is what they say.
+
+Usage: `python tools/make_families.py [--check]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from colibri.models.blueprint import Blueprint  # noqa: E402
+from colibri.models.family import Family  # noqa: E402
+from colibri.models.registry import all_families  # noqa: E402
+
+PATH = ROOT / "docs" / "FAMILIES.md"
+GOLDENS = ROOT / "tests" / "goldens"
+HEAD = """# Families
+
+Made by `tools/make_families.py` from the families' files; a test keeps it true.
+
+A family is found by config.json's `model_type`, at the top or under `text_config`. Every family
+streams its routed experts, reads any spelling of them, and is computed by the same kernels; each
+has a golden in `tests/goldens`, made with Hugging Face's transformers from a seeded tiny
+checkpoint, and its logits stay within 2e-4 of it. Config keys that would change the computation
+and are not implemented are refused by name.
+
+| model_type | what is peculiar | a token keeps | knowingly ignored tensors |
+|---|---|---|---|
+"""
+
+
+def peculiar(family: Family) -> str:
+    """The first line of the family's file, without its name."""
+    module = importlib.import_module(f"colibri.models.{family.model_type}")
+    summary = (module.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    return summary.rstrip(".")
+
+
+def kept(family: Family) -> str:
+    """Numbers that a position of the tiny model adds to its state, and fixed state, by kind."""
+    states = Blueprint.of(family.tiny_config()).states()
+    kinds = []
+    if any(len(shape.planes) == 2 and shape.planes[0] == shape.planes[1] for shape in states):
+        kinds.append("keys and values")
+    if any(shape.planes and len({plane.width for plane in shape.planes}) > 1 for shape in states):
+        kinds.append("a latent")
+    if any(shape.cell_nbytes for shape in states):
+        kinds.append("a recurrent state")
+    return ", ".join(kinds) or "nothing"
+
+
+def row(family: Family) -> str:
+    """One line of the table."""
+    names = ", ".join(f"`{name}`" for name in (family.model_type, *family.aliases))
+    ignored = ", ".join(f"`{pattern}`" for pattern in family.ignore) or "none"
+    return f"| {names} | {peculiar(family)} | {kept(family)} | {ignored} |\n"
+
+
+def text() -> str:
+    """The whole file."""
+    names = [family.model_type for family in all_families()]
+    without = [name for name in names if not (GOLDENS / f"{name}.npz").is_file()]
+    if without:
+        raise SystemExit(f"no golden in tests/goldens: {', '.join(without)}")
+    return HEAD + "".join(row(family).replace("\\|", "\\\\|") for family in all_families())
+
+
+def main() -> None:
+    """Write, or compare and say what differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
+        PATH.write_text(text(), encoding="utf-8")
+    elif PATH.read_text(encoding="utf-8") != text():
+        raise SystemExit("docs/FAMILIES.md is out of date: run python tools/make_families.py")
+
+
+if __name__ == "__main__":
+    main()
