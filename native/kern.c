@@ -29,35 +29,44 @@ static int64_t workspace_nbytes(const colibri_limits *l) {
     return most;
 }
 
-enum { READ_WORDS = 1 << 15 /* 256 KiB at a time */ };
-
-typedef struct {
-    const uint8_t *data;
-    uint64_t sum;
-} read_job;
-
 static void exp_all(const float *x, float *out, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = exp_f32(x[i]);
 }
 
-/* Sums 64-bit words; eight sums keep one another's loads in flight. */
-static void sum_words(void *arg, int64_t begin, int64_t end) {
-    typedef uint64_t __attribute__((may_alias, aligned(1))) word;
+typedef uint64_t __attribute__((may_alias, aligned(1), vector_size(64))) words; /* eight: a line */
+enum { READ_STREAMS = 8, STREAM_LINES = 128, READ_LINES = READ_STREAMS * STREAM_LINES /* 64 KiB at a time */ };
+
+typedef struct {
+    const words *lines;
+    words sums; /* modulo 2^64, in eight parts */
+} read_job;
+
+/* Sums lines [begin, end): eight runs of 8 KiB abreast, because one core keeps more lines on the way in several pages than
+   in one. */
+static void sum_lines(void *arg, int64_t begin, int64_t end) {
     read_job *job = arg;
-    uint64_t sums[32] = {0}, sum = 0;
-    const word *w = (const word *)job->data;
-    for (; begin + 32 <= end; begin += 32) {
-        for (int i = 0; i < 32; i++) sums[i] += w[begin + i];
+    words sums[4] = {{0}};
+    const words *w = job->lines;
+    for (; begin + READ_LINES <= end; begin += READ_LINES) {
+        for (int64_t i = begin; i < begin + STREAM_LINES; i++) {
+            for (int s = 0; s < READ_STREAMS; s++) sums[s % 4] += w[i + s * STREAM_LINES];
+        }
     }
-    for (; begin < end; begin++) sum += w[begin];
-    for (int i = 0; i < 32; i++) sum += sums[i];
-    __atomic_fetch_add(&job->sum, sum, __ATOMIC_RELAXED);
+    for (; begin < end; begin++) sums[0] += w[begin];
+    sums[0] += sums[1] + sums[2] + sums[3];
+    for (int i = 0; i < 8; i++) __atomic_fetch_add((uint64_t *)&job->sums + i, sums[0][i], __ATOMIC_RELAXED);
 }
 
 static uint64_t read_sum(colibri_context *ctx, const uint8_t *data, int64_t nbytes) {
-    read_job job = {data, 0};
-    pool_run(ctx->pool, sum_words, &job, nbytes / 8, READ_WORDS);
-    return job.sum;
+    read_job job = {(const words *)(const void *)data, {0}};
+    uint64_t sum = 0, word;
+    pool_run(ctx->pool, sum_lines, &job, nbytes / 64, READ_LINES);
+    for (int i = 0; i < 8; i++) sum += job.sums[i];
+    for (int64_t at = nbytes / 64 * 64; at + 8 <= nbytes; at += 8) {
+        memcpy(&word, data + at, sizeof word);
+        sum += word;
+    }
+    return sum;
 }
 
 extern const colibri_table TABLE_NAME(ISA);

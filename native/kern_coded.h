@@ -8,7 +8,6 @@
 #include "kern_float.h"
 
 enum { PANEL = 8, INT4_OFFSET = 8 /* an int4 code is kept as code + 8 */ };
-enum { PREFETCH_NBYTES = 8192 /* more than memory brings in the time that one line takes to come */ };
 
 /* Inputs coded for one group size. 16-bit codes stand within each four as 0 2 1 3, the order in which a panel's bytes come
    apart into 16-bit pairs; 8-bit codes stand in order. */
@@ -117,15 +116,13 @@ static void coded_panel(int format, const uint8_t *panel, const coded *c, const 
     coded_panels_8(format, panels, c, rows, n, to);
 }
 
-/* The same of two panels. For one input, one stream of weights is as fast as memory. */
+/* The same of two panels. */
 static void coded_panel_pair(int format, const uint8_t *const panels[2], const coded *c, const int64_t *rows, int n, float (*const out[2])[8]) {
 #if HAVE_WIDE
-    if (n > 1) {
-        coded_panels_16(format, panels, c, rows, n, out);
-        return;
-    }
-#endif
+    coded_panels_16(format, panels, c, rows, n, out);
+#else
     for (int i = 0; i < 2; i++) coded_panel(format, panels[i], c, rows, n, out[i]);
+#endif
 }
 
 /* Eight weights over their scale (one of each row) of column k; `bytes` is what follows a panel's scales. */

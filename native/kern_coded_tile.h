@@ -1,53 +1,71 @@
 /* One panel (VI vi8, VF vf8) or two (vi16, vf16) times N coded inputs. Included once for each width.
    kind, wide and N are constants where these functions are called. */
 
-/* Exact sums of one group: the chunks of `panels` from byte `at` on times codes q[n]; `sum` comes with the offsets in it. */
-INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum) {
+/* Asks for what comes a few stripes later, once for each 256 bytes that begin at `at`; `nbytes` of them are used now. */
+INLINE void V(ask)(const uint8_t *const *panels, int64_t at, int64_t nbytes, int64_t ahead) {
+    if (nbytes < ASKED_NBYTES && at & nbytes) return;
+    for (int i = 0; i < PANELS_OF_V; i++) ask_ahead(panels[i] + at, ahead);
+}
+
+/* Exact sums of one group: the chunks of `panels` from byte `at` on times codes q[n]; `sum` comes with the offsets in it.
+   Runs of eight chunks. For few inputs, int4 weights are not all shifted down to be multiplied: two of the four sums come
+   out 16 and 256 times as large, which 32 bits just hold for the 16 products of a run (16 * 15 * 256 * 32767 < 2^31). */
+INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum,
+                           int64_t ahead) {
     const VI nibble = VIOP(set1)(0x000f000f), nibbles = VIOP(set1)(0x0f0f0f0f), low = VIOP(set1)(0x00ff00ff);
-    VI part[8][4]; /* several sums, or each addition would wait for the one before */
-    const int parts = !HAVE_VNNI || N >= 8 ? 1 : N >= 4 ? 2 : 4;
-    for (int n = 0; n < N; n++) {
-        for (int i = 0; i < parts; i++) part[n][i] = VIOP(set1)(0);
-    }
-    _Pragma("GCC unroll 8")
-    for (int64_t k = 0; k < group; k += kind == INT8_CODE ? 4 : 8, at += 32) {
-        const VI v = VIOP(panels)(panels, at);
-        for (int i = 0; i < PANELS_OF_V; i++) __builtin_prefetch(panels[i] + at + PREFETCH_NBYTES);
-        VI w[4];
-        if (kind == INT8_CODE) {
-            w[0] = VIOP(low_bytes)(v), w[1] = VIOP(high_bytes)(v);
-        } else if (kind == INT4_CODE) {
-            w[0] = VIOP(and)(v, nibble), w[1] = VIOP(and)(VIOP(shr16)(v, 8), nibble);
-            w[2] = VIOP(and)(VIOP(shr16)(v, 4), nibble), w[3] = VIOP(shr16)(v, 12);
-        } else {
-            const VI a = VIOP(mxfp4)(VIOP(and)(v, nibbles)), b = VIOP(mxfp4)(VIOP(and)(VIOP(shr16)(v, 4), nibbles));
-            w[0] = VIOP(and)(a, low), w[1] = VIOP(shr16)(a, 8);
-            w[2] = VIOP(and)(b, low), w[3] = VIOP(shr16)(b, 8);
+    const int64_t chunk = kind == INT8_CODE ? 4 : 8, run = group < 8 * chunk ? group : 8 * chunk;
+    const int scaled = kind == INT4_CODE && N <= 2;
+    const int parts = scaled ? 4 : !HAVE_VNNI || N >= 8 ? 1 : 2; /* several sums, or each addition would wait for the one before */
+    for (int64_t begin = 0; begin < group; begin += run) {
+        VI part[8][4];
+        for (int n = 0; n < N; n++) {
+            for (int i = 0; i < parts; i++) part[n][i] = VIOP(set1)(0);
+        }
+        V(ask)(panels, at, run / chunk * 32, ahead);
+        _Pragma("GCC unroll 8")
+        for (int64_t k = begin; k < begin + run; k += chunk, at += 32) {
+            const VI v = VIOP(panels)(panels, at);
+            VI w[4];
+            if (kind == INT8_CODE) {
+                w[0] = VIOP(low_bytes)(v), w[1] = VIOP(high_bytes)(v);
+            } else if (scaled) {
+                w[0] = VIOP(and)(v, nibble), w[1] = VIOP(and)(v, VIOP(set1)(0x0f000f00));
+                w[2] = VIOP(and)(v, VIOP(set1)(0x00f000f0)), w[3] = VIOP(shr16)(v, 12);
+            } else if (kind == INT4_CODE) {
+                w[0] = VIOP(and)(v, nibble), w[1] = VIOP(and)(VIOP(shr16)(v, 8), nibble);
+                w[2] = VIOP(and)(VIOP(shr16)(v, 4), nibble), w[3] = VIOP(shr16)(v, 12);
+            } else {
+                const VI a = VIOP(mxfp4)(VIOP(and)(v, nibbles)), b = VIOP(mxfp4)(VIOP(and)(VIOP(shr16)(v, 4), nibbles));
+                w[0] = VIOP(and)(a, low), w[1] = VIOP(shr16)(a, 8);
+                w[2] = VIOP(and)(b, low), w[3] = VIOP(shr16)(b, 8);
+            }
+            for (int n = 0; n < N; n++) {
+                const uint8_t *p = q[n] + 2 * k;
+                part[n][0] = VIOP(pairs)(part[n][0], w[0], p);
+                part[n][1 % parts] = VIOP(pairs)(part[n][1 % parts], w[1], p + 4);
+                if (kind == INT8_CODE) continue;
+                part[n][2 % parts] = VIOP(pairs)(part[n][2 % parts], w[2], p + 8);
+                part[n][3 % parts] = VIOP(pairs)(part[n][3 % parts], w[3], p + 12);
+            }
         }
         for (int n = 0; n < N; n++) {
-            const uint8_t *p = q[n] + 2 * k;
-            part[n][0] = VIOP(pairs)(part[n][0], w[0], p);
-            part[n][1 % parts] = VIOP(pairs)(part[n][1 % parts], w[1], p + 4);
-            if (kind == INT8_CODE) continue;
-            part[n][2 % parts] = VIOP(pairs)(part[n][2 % parts], w[2], p + 8);
-            part[n][3 % parts] = VIOP(pairs)(part[n][3 % parts], w[3], p + 12);
+            if (scaled) part[n][1] = VIOP(sar)(part[n][1], 8), part[n][2] = VIOP(sar)(part[n][2], 4);
+            for (int i = 0; i < parts; i++) sum[n] = VIOP(add)(sum[n], part[n][i]);
         }
-    }
-    for (int n = 0; n < N; n++) {
-        for (int i = 0; i < parts; i++) sum[n] = VIOP(add)(sum[n], part[n][i]);
     }
 }
 
-INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum) {
+INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum,
+                           int64_t ahead) {
     const VI nibbles = VIOP(set1)(0x0f0f0f0f);
     const int64_t chunk = kind == INT8_CODE ? 4 : 8, run = group < chunk * MOST_BYTE_SUMS ? group : chunk * MOST_BYTE_SUMS;
     const int parts = HAVE_VNNI && N >= 8 ? 1 : 2;
     for (int64_t begin = 0; begin < group; begin += run) {
         VI part[8][2];
         for (int n = 0; n < N; n++) part[n][0] = part[n][1] = VIOP(set1)(0);
+        V(ask)(panels, at, run / chunk * 32, ahead);
         _Pragma("GCC unroll 4")
         for (int64_t k = begin; k < begin + run; k += 2 * chunk, at += 64) {
-            for (int i = 0; i < PANELS_OF_V; i++) __builtin_prefetch(panels[i] + at + PREFETCH_NBYTES);
             for (int64_t half = 0; half < 2; half++) {
                 const VI v = VIOP(panels)(panels, at + 32 * half);
                 const uint8_t *const *p = q;
@@ -81,6 +99,7 @@ INLINE void V(tile)(int kind, int wide, int bf16, int N, const uint8_t *const *p
     const int64_t groups = c->groups, group_nbytes = group * PANEL / (kind == INT8_CODE ? 1 : 2);
     const int offset = kind == INT4_CODE ? INT4_OFFSET : kind == MXFP4_CODE ? MXFP4_OFFSET : wide ? 0 : INT8_OFFSET;
     int64_t at = groups * PANEL * scale_nbytes(kind);
+    const int64_t ahead = stripes_ahead(PANELS_OF_V > 1 ? panels[PANELS_OF_V - 1] - panels[0] : 0);
     const uint8_t *q[8];
     const float *x_scale[8];
     const int32_t *x_sum[8];
@@ -94,12 +113,12 @@ INLINE void V(tile)(int kind, int wide, int bf16, int N, const uint8_t *const *p
     for (int64_t g = 0; g < groups; g++, at += group_nbytes) {
         VI sum[8];
         for (int n = 0; n < N; n++) sum[n] = VIOP(set1)(offset ? -offset * x_sum[n][g] : 0);
-        if (wide) V(group_pairs)(kind, N, panels, at, group, q, sum);
-        else V(group_bytes)(kind, N, panels, at, group, q, sum);
+        if (wide) V(group_pairs)(kind, N, panels, at, group, q, sum, ahead);
+        else V(group_bytes)(kind, N, panels, at, group, q, sum, ahead);
         const VF scale = V(scales)(kind, bf16, panels, g);
         for (int n = 0; n < N; n++) {
             if (kind == MXFP4_CODE) { /* codes are doubled; a power of two comes last, so that even 2^-127 rounds nothing */
-                const VF y = VFOP(mul)(VIOP(float)(sum[n]), VFOP(set1)(x_scale[n][g] * 0.5f));
+                const VF y = VFOP(mul)(VFOP(mul)(VIOP(float)(sum[n]), VFOP(set1)(0.5f)), VFOP(set1)(x_scale[n][g]));
                 acc[n] = VFOP(fma)(y, scale, acc[n]);
             } else {
                 acc[n] = VFOP(fma)(VIOP(float)(sum[n]), VFOP(mul)(scale, VFOP(set1)(x_scale[n][g])), acc[n]);

@@ -125,7 +125,7 @@ static void run_glu(colibri_context *ctx, const glu *nets, int64_t num_nets, con
     job.unit_chunk = !is_coded(down->format) ? PANEL : coded_group(down->format) > 64 ? LARGEST_GROUP : 64;
     job.parts = (hidden->width + job.unit_chunk - 1) / job.unit_chunk;
     pool_run(ctx->pool, glu_units, &job, num_nets * job.parts, 1);
-    job.panel_chunk = panel_grain(ctx, down, num_nets * panels_of(down));
+    job.panel_chunk = panel_grain(ctx, down, num_nets * panels_of(down), nets[0].num_tokens);
     job.parts = (panels_of(down) + job.panel_chunk - 1) / job.panel_chunk;
     pool_run(ctx->pool, glu_outputs, &job, num_nets * job.parts, 1);
 }

@@ -128,6 +128,8 @@ INLINE vi16 vi16_set1(int32_t a) { return _mm512_set1_epi32(a); }
 INLINE vi16 vi16_add(vi16 a, vi16 b) { return _mm512_add_epi32(a, b); }
 INLINE vi16 vi16_and(vi16 a, vi16 b) { return _mm512_and_si512(a, b); }
 INLINE vi16 vi16_shr16(vi16 a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+INLINE vi16 vi16_shl(vi16 a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+INLINE vi16 vi16_sar(vi16 a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 INLINE vi16 vi16_low_bytes(vi16 a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
 INLINE vi16 vi16_high_bytes(vi16 a) { return _mm512_srai_epi16(a, 8); }
 INLINE vf16 vi16_float(vi16 a) { return _mm512_cvtepi32_ps(a); }
@@ -146,8 +148,11 @@ INLINE vf16 vf16_half_panels(const uint8_t *const *panels, int64_t at) {
 INLINE vf16 vf16_bf16_panels(const uint8_t *const *panels, int64_t at) {
     return vf16_two(vf8_bf16(panels[0] + at), vf8_bf16(panels[1] + at));
 }
-INLINE vf16 vf16_ue8m0_panels(const uint8_t *const *panels, int64_t at) {
-    return vf16_two(vf8_ue8m0(panels[0] + at), vf8_ue8m0(panels[1] + at));
+INLINE vf16 vf16_ue8m0_panels(const uint8_t *const *panels, int64_t at) { /* see vf8_ue8m0 */
+    const __m128i both = _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(panels[0] + at))), (const __m64 *)(panels[1] + at)));
+    const __m512i e = _mm512_cvtepu8_epi32(both), power = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(power, nan, _mm512_set1_epi32(0x7fc00000)));
 }
 INLINE void vf16_store_panels(float (*const *out)[8], int n, vf16 a) {
     vf8_store(out[0][n], _mm512_castps512_ps256(a));

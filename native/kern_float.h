@@ -14,29 +14,32 @@ enum { TILE_ROWS = 2, TILE_TOKENS = 2 };
 /* R rows `stride` bytes apart from w, N inputs; out[n * ld + r] = w_r . x_n over k < K. R and N are constants where it is called. */
 INLINE void float_tile(int format, int R, int N, const uint8_t *w, int64_t stride, const float *const *x, int64_t K, float *out,
                        int64_t ld) {
-    const int size = item_size(format);
+    const int size = item_size(format), asked_every = ASKED_NBYTES / size;
+    const int64_t ahead = stripes_ahead((R - 1) * stride);
     vf16 acc[4][4];
-    for (int r = 0; r < R; r++) {
-        for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
+    UNROLL for (int r = 0; r < R; r++) {
+        UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
     }
     int64_t k = 0;
     for (; k + 16 <= K; k += 16) {
         vf16 xs[4];
-        for (int n = 0; n < N; n++) xs[n] = vf16_f32(x[n] + k);
-        for (int r = 0; r < R; r++) {
+        UNROLL for (int n = 0; n < N; n++) xs[n] = vf16_f32(x[n] + k);
+        if (stride && k % asked_every == 0) {
+            UNROLL for (int r = 0; r < R; r++) ask_ahead(w + r * stride + k * size, ahead);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
             const vf16 ws = vf16_load(format, w + r * stride + k * size);
-            if (N == 1) __builtin_prefetch(w + (R + r) * stride + k * size); /* the rows that come next */
-            for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(ws, xs[n], acc[r][n]);
+            UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(ws, xs[n], acc[r][n]);
         }
     }
     if (k < K) {
-        for (int r = 0; r < R; r++) {
+        UNROLL for (int r = 0; r < R; r++) {
             const vf16 ws = vf16_head(format, w + r * stride + k * size, (int)(K - k));
-            for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(ws, vf16_head(F32_CODE, x[n] + k, (int)(K - k)), acc[r][n]);
+            UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(ws, vf16_head(F32_CODE, x[n] + k, (int)(K - k)), acc[r][n]);
         }
     }
-    for (int r = 0; r < R; r++) {
-        for (int n = 0; n < N; n++) out[n * ld + r] = vf16_sum(acc[r][n]);
+    UNROLL for (int r = 0; r < R; r++) {
+        UNROLL for (int n = 0; n < N; n++) out[n * ld + r] = vf16_sum(acc[r][n]);
     }
 }
 

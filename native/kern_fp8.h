@@ -3,9 +3,7 @@
 #ifndef COLIBRI_KERN_FP8_H
 #define COLIBRI_KERN_FP8_H
 
-#include "kern_vec.h"
-
-enum { AHEAD_ROWS = 4 /* that are prefetched */ };
+#include "kern_float.h"
 
 INLINE int64_t fp8_block(int format) { return 128 >> (2 * (format & 1) + (format >> 1 & 1)); }
 
@@ -19,60 +17,77 @@ static inline int64_t fp8_nbytes(int64_t N, int64_t K, int64_t block) {
 /* R rows of one block times N inputs; out[n * ld + r]. R and N are constants where it is called. */
 INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int64_t K, float *out,
                      int64_t ld) {
-    vf16 acc[2][4];
-    vb16 most[2];
-    for (int r = 0; r < R; r++) {
-        most[r] = vb16_zero();
-        for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
+    const int64_t ahead = stripes_ahead((R - 1) * K);
+    vf16 acc[4][4];
+    vb32 most[4];
+    UNROLL for (int r = 0; r < R; r++) {
+        most[r] = vb32_zero();
+        UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
     }
     for (int64_t begin = 0; begin < K; begin += block, scales += 4) {
-        const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 16 * 16;
-        vf16 sum[2][4];
-        for (int r = 0; r < R; r++) {
-            for (int n = 0; n < N; n++) sum[r][n] = vf16_zero();
+        const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 32 * 32;
+        vf16 sum[4][4];
+        UNROLL for (int r = 0; r < R; r++) {
+            if (begin % ASKED_NBYTES == 0) ask_ahead(w + r * K + begin, ahead);
+            UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_zero();
         }
-        for (int64_t k = begin; k < whole; k += 16) {
-            for (int r = 0; r < R; r++) {
+        for (int64_t k = begin; k < whole; k += 32) {
+            UNROLL for (int r = 0; r < R; r++) {
                 const uint8_t *codes = w + r * K + k;
-                const vf16 ws = vf16_fp8(codes);
-                if (N == 1) __builtin_prefetch(codes + AHEAD_ROWS * K);
-                most[r] = vb16_most(most[r], codes);
-                for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws, vf16_f32(x[n] + k), sum[r][n]);
+                vf16 ws[2];
+                vf16_fp8_pair(codes, ws);
+                most[r] = vb32_most(most[r], codes);
+                UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws[0], vf16_f32(x[n] + k), sum[r][n]);
+                UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws[1], vf16_f32(x[n] + k + 16), sum[r][n]);
             }
         }
-        for (int r = 0; r < R && whole < end; r++) {
-            uint8_t codes[16] = {0};
-            memcpy(codes, w + r * K + whole, (size_t)(end - whole));
-            most[r] = vb16_most(most[r], codes);
-            for (int n = 0; n < N; n++) {
-                sum[r][n] = vf16_fma(vf16_fp8(codes), vf16_head(F32_CODE, x[n] + whole, (int)(end - whole)), sum[r][n]);
+        int64_t k = whole;
+        if (k + 16 <= end) {
+            UNROLL for (int r = 0; r < R; r++) {
+                const vf16 ws = vf16_fp8(w + r * K + k);
+                most[r] = vb32_most_half(most[r], w + r * K + k);
+                UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws, vf16_f32(x[n] + k), sum[r][n]);
+            }
+            k += 16;
+        }
+        if (k < end) {
+            UNROLL for (int r = 0; r < R; r++) {
+                uint8_t codes[16] = {0};
+                memcpy(codes, w + r * K + k, (size_t)(end - k));
+                most[r] = vb32_most_half(most[r], codes);
+                UNROLL for (int n = 0; n < N; n++) {
+                    sum[r][n] = vf16_fma(vf16_fp8(codes), vf16_head(F32_CODE, x[n] + k, (int)(end - k)), sum[r][n]);
+                }
             }
         }
         float scale;
         memcpy(&scale, scales, sizeof scale);
-        for (int r = 0; r < R; r++) { /* the codes were read as 2^-8 of what they are */
-            for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(vf16_mul(sum[r][n], vf16_set1(256.0f)), vf16_set1(scale), acc[r][n]);
+        UNROLL for (int r = 0; r < R; r++) { /* the codes were read as 2^-8 of what they are */
+            UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_fma(vf16_mul(sum[r][n], vf16_set1(256.0f)), vf16_set1(scale), acc[r][n]);
         }
     }
-    for (int r = 0; r < R; r++) {
-        const int is_nan = vb16_any_nan(most[r]);
-        for (int n = 0; n < N; n++) out[n * ld + r] = is_nan ? float_of(0x7fc00000) : vf16_sum(acc[r][n]);
+    UNROLL for (int r = 0; r < R; r++) {
+        const int is_nan = vb32_any_nan(most[r]);
+        UNROLL for (int n = 0; n < N; n++) out[n * ld + r] = is_nan ? float_of(0x7fc00000) : vf16_sum(acc[r][n]);
     }
 }
 
-INLINE void fp8_inputs(int R, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int n, int64_t K, float *out,
-                       int64_t ld) {
-    for (; n >= 4; n -= 4, x += 4, out += 4 * ld) fp8_tile(R, 4, w, scales, block, x, K, out, ld);
-    for (; n > 0; n--, x++, out += ld) fp8_tile(R, 1, w, scales, block, x, K, out, ld);
+/* For one input, four rows at a time: the sum of one row waits for its last addition. */
+INLINE void fp8_rows_n(int B, int N, const uint8_t *w, const uint8_t *scales, int64_t block, int rows, const float *const *x, int64_t K,
+                       float *out, int64_t ld) {
+    int r = 0;
+    for (; r + B <= rows; r += B) fp8_tile(B, N, w + r * K, scales, block, x, K, out + r, ld);
+    for (; r < rows; r++) fp8_tile(1, N, w + r * K, scales, block, x, K, out + r, ld);
 }
 
 /* out[i * ld + r] = row first + r of the matrix [N, K] at `data` times x[i], for `rows` rows of one block and n inputs. */
 static void fp8_rows(const uint8_t *data, int64_t N, int64_t K, int64_t block, int64_t first, int rows, const float *const *x, int n,
                      float *out, int64_t ld) {
     const uint8_t *scales = data + fp8_scales_at(N, K) + first / block * ((K + block - 1) / block) * 4, *w = data + first * K;
-    int r = 0;
-    for (; r + 2 <= rows; r += 2) fp8_inputs(2, w + r * K, scales, block, x, n, K, out + r, ld);
-    if (r < rows) fp8_inputs(1, w + r * K, scales, block, x, n, K, out + r, ld);
+    for (; n >= TILE_TOKENS; n -= TILE_TOKENS, x += TILE_TOKENS, out += TILE_TOKENS * ld) {
+        fp8_rows_n(2, TILE_TOKENS, w, scales, block, rows, x, K, out, ld);
+    }
+    for (; n > 0; n--, x++, out += ld) fp8_rows_n(4, 1, w, scales, block, rows, x, K, out, ld);
 }
 
 /* Row `row` as floats. */

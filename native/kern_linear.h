@@ -98,12 +98,14 @@ static void norm_input(colibri_context *ctx, const input *in, const colibri_norm
     pool_run(ctx->pool, prepare_rows, &job, rows, 1);
 }
 
-/* Panels handed out at once. All tokens pass over a chunk, a few at a time, so one of floats should stay in the L1 cache. */
-static int64_t panel_grain(const colibri_context *ctx, const colibri_matrix *m, int64_t panels) {
-    return is_coded(m->format) ? pool_grain(ctx->pool, panels, MOST_PANELS) : 1;
-}
-
 static inline int64_t panels_of(const colibri_matrix *m) { return (m->rows + PANEL - 1) / PANEL; }
+
+/* Panels handed out at once, in pairs. Where several tokens pass over a chunk of floats, it should stay in the L1 cache. */
+static int64_t panel_grain(const colibri_context *ctx, const colibri_matrix *m, int64_t panels, int64_t tokens) {
+    if (!is_coded(m->format) && tokens > TOKENS) return 1;
+    const int64_t grain = panels / (pool_threads(ctx->pool) * 16) / 2 * 2;
+    return grain < 2 ? 2 : grain > MOST_PANELS ? MOST_PANELS : grain;
+}
 
 static inline int rows_in_panel(const colibri_matrix *m, int64_t p) {
     const int64_t left = m->rows - p * PANEL;
@@ -215,7 +217,7 @@ static void linear_panels(void *arg, int64_t begin, int64_t end) {
 static void linear(colibri_context *ctx, linear_job *job) {
     int64_t panels = 0;
     for (int i = 0; i < job->num_matrices; i++) panels += panels_of(job->matrices[i]);
-    pool_run(ctx->pool, linear_panels, job, panels, panel_grain(ctx, job->matrices[0], panels));
+    pool_run(ctx->pool, linear_panels, job, panels, panel_grain(ctx, job->matrices[0], panels, job->rows));
 }
 
 /* out = m x, or with `add` out += m x. */

@@ -4,18 +4,25 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "futex.h"
 
-/* One word describes the job: 32 bits of epoch, 16 of chunks, 16 of the next chunk. A chunk is claimed by a
-   compare-and-swap of the whole word, so a claim can only succeed in the epoch it was read in, and while a chunk is
-   unclaimed the job's other fields cannot change. */
+/* A job's chunks are dealt out in lanes of neighbours, one for each thread, so that every thread reads memory in order;
+   who has emptied its own lane takes the last chunks of others'. One word describes a lane: 32 bits of epoch, 16 of the
+   end, 16 of the next chunk. A chunk is claimed by a compare-and-swap of the whole word, so a claim can only succeed in
+   the epoch it was read in, and while a chunk is unclaimed the job's other fields cannot change. */
 enum { MOST_CHUNKS = 0xffff };
 static const int64_t SPIN_NS = 60000;    /* longer than Python needs between two calls of a token */
 enum { PAUSES_PER_LOOK = 64, PAUSES_BEFORE_YIELD = 4000 };
 
+typedef struct {
+    _Alignas(64) atomic_uint_fast64_t word;
+    pthread_t thread; /* that takes from its front; the first lane is the caller's */
+    colibri_pool *pool;
+} lane;
+
 struct colibri_pool {
-    _Alignas(64) atomic_uint_fast64_t job;
     _Alignas(64) atomic_uint_fast64_t done; /* chunks finished in this epoch */
     _Alignas(64) atomic_uint epoch;         /* the word workers sleep on */
     atomic_int sleepers;
@@ -25,8 +32,9 @@ struct colibri_pool {
     _Atomic(void *) arg;
     atomic_int_fast64_t items, grain;
     unsigned forks; /* forks seen when the workers were started */
-    int num_workers;
-    pthread_t workers[];
+    uint32_t job; /* epoch of the lanes */
+    int num_lanes;
+    lane lanes[];
 };
 
 /* A forked child has the pool's memory but none of its threads. */
@@ -36,24 +44,31 @@ static pthread_once_t watch_forks = PTHREAD_ONCE_INIT;
 static void count_fork(void) { atomic_fetch_add(&forks, 1); }
 static void register_fork(void) { pthread_atfork(NULL, NULL, count_fork); }
 
-static inline int64_t chunks_of(uint64_t job) { return (int64_t)(job >> 16 & 0xffff); }
-static inline int64_t next_of(uint64_t job) { return (int64_t)(job & 0xffff); }
+static inline int64_t end_of(uint64_t word) { return (int64_t)(word >> 16 & 0xffff); }
+static inline int64_t next_of(uint64_t word) { return (int64_t)(word & 0xffff); }
 
-/* Claims and does chunks until none is left; returns how many it did. */
-static void take_chunks(colibri_pool *pool) {
-    uint_fast64_t job = atomic_load_explicit(&pool->job, memory_order_acquire);
-    while (next_of(job) < chunks_of(job)) {
+/* Claims and does chunks of a lane until none is left: the first ones if it is one's own, else the last. */
+static void take_chunks(colibri_pool *pool, lane *from, int own) {
+    uint_fast64_t word = atomic_load_explicit(&from->word, memory_order_acquire);
+    while (next_of(word) < end_of(word)) {
         pool_work work = atomic_load_explicit(&pool->work, memory_order_relaxed);
         void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
         int64_t items = atomic_load_explicit(&pool->items, memory_order_relaxed);
         int64_t grain = atomic_load_explicit(&pool->grain, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&pool->job, &job, job + 1, memory_order_acq_rel, memory_order_acquire)) continue;
-        int64_t begin = next_of(job) * grain;
+        uint_fast64_t claimed = own ? word + 1 : word - (1 << 16);
+        if (!atomic_compare_exchange_weak_explicit(&from->word, &word, claimed, memory_order_acq_rel, memory_order_acquire)) continue;
+        int64_t begin = (own ? next_of(word) : end_of(word) - 1) * grain;
         int64_t end = begin + grain < items ? begin + grain : items;
         work(arg, begin, end);
         atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
-        job = atomic_load_explicit(&pool->job, memory_order_acquire);
+        word = atomic_load_explicit(&from->word, memory_order_acquire);
     }
+}
+
+/* Takes part in a job until no chunk of it is unclaimed. */
+static void take_part(colibri_pool *pool, int own) {
+    take_chunks(pool, &pool->lanes[own], 1);
+    for (int i = 1; i < pool->num_lanes; i++) take_chunks(pool, &pool->lanes[(own + i) % pool->num_lanes], 0);
 }
 
 /* Returns when there may be something to do: spins for a while, then sleeps. */
@@ -71,12 +86,13 @@ static void await_job(colibri_pool *pool, unsigned seen) {
 }
 
 static void *worker(void *arg) {
-    colibri_pool *pool = arg;
+    lane *own = arg;
+    colibri_pool *pool = own->pool;
     unsigned seen = 0;
     while (!atomic_load_explicit(&pool->stop, memory_order_acquire)) {
         await_job(pool, seen);
         seen = atomic_load_explicit(&pool->epoch, memory_order_acquire);
-        take_chunks(pool);
+        take_part(pool, (int)(own - pool->lanes));
     }
     return NULL;
 }
@@ -91,7 +107,7 @@ void pool_run(colibri_pool *pool, pool_work work, void *arg, int64_t items, int6
     if (grain < 1) grain = 1;
     if ((items + grain - 1) / grain > MOST_CHUNKS) grain = (items + MOST_CHUNKS - 1) / MOST_CHUNKS;
     int64_t chunks = (items + grain - 1) / grain;
-    if (chunks == 1 || pool->num_workers == 0 || pool->forks != atomic_load_explicit(&forks, memory_order_relaxed)) {
+    if (chunks == 1 || pool->num_lanes == 1 || pool->forks != atomic_load_explicit(&forks, memory_order_relaxed)) {
         work(arg, 0, items);
         return;
     }
@@ -101,10 +117,13 @@ void pool_run(colibri_pool *pool, pool_work work, void *arg, int64_t items, int6
     atomic_store_explicit(&pool->grain, grain, memory_order_relaxed);
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool->resting, 0, memory_order_relaxed);
-    uint64_t epoch = (atomic_load_explicit(&pool->job, memory_order_relaxed) >> 32) + 1;
-    atomic_store(&pool->job, epoch << 32 | (uint64_t)chunks << 16);
-    wake(pool, chunks - 1 < pool->num_workers ? (int)chunks - 1 : pool->num_workers);
-    take_chunks(pool);
+    pool->job++;
+    for (int i = 0; i < pool->num_lanes; i++) {
+        const uint64_t first = (uint64_t)(chunks * i / pool->num_lanes), end = (uint64_t)(chunks * (i + 1) / pool->num_lanes);
+        atomic_store_explicit(&pool->lanes[i].word, (uint64_t)pool->job << 32 | end << 16 | first, memory_order_release);
+    }
+    wake(pool, (int)(chunks < pool->num_lanes ? chunks : pool->num_lanes) - 1);
+    take_part(pool, 0);
     for (int pauses = 0; atomic_load_explicit(&pool->done, memory_order_acquire) != (uint64_t)chunks; pauses++) {
         if (pauses < PAUSES_BEFORE_YIELD) cpu_pause();
         else sched_yield();
@@ -113,7 +132,7 @@ void pool_run(colibri_pool *pool, pool_work work, void *arg, int64_t items, int6
 
 void pool_rest(colibri_pool *pool) { atomic_store_explicit(&pool->resting, 1, memory_order_relaxed); }
 
-int pool_threads(const colibri_pool *pool) { return pool->num_workers + 1; }
+int pool_threads(const colibri_pool *pool) { return pool->num_lanes; }
 
 int64_t pool_grain(const colibri_pool *pool, int64_t items, int64_t most) {
     int64_t grain = items / ((int64_t)pool_threads(pool) * 8);
@@ -121,15 +140,18 @@ int64_t pool_grain(const colibri_pool *pool, int64_t items, int64_t most) {
 }
 
 colibri_pool *colibri_pool_new(int32_t threads) {
-    int workers = threads > 1 ? threads - 1 : 0;
-    size_t nbytes = (sizeof(colibri_pool) + (size_t)workers * sizeof(pthread_t) + 63) / 64 * 64;
+    int lanes = threads > 1 ? threads : 1;
+    size_t nbytes = sizeof(colibri_pool) + (size_t)lanes * sizeof(lane);
     colibri_pool *pool = aligned_alloc(64, nbytes);
     if (!pool) return NULL;
-    *pool = (colibri_pool){0};
+    memset(pool, 0, nbytes);
     pthread_once(&watch_forks, register_fork);
     pool->forks = atomic_load(&forks);
-    for (; pool->num_workers < workers; pool->num_workers++) {
-        if (pthread_create(&pool->workers[pool->num_workers], NULL, worker, pool)) {
+    for (int i = 0; i < lanes; i++) pool->lanes[i].pool = pool;
+    pool->num_lanes = lanes; /* before any worker looks at it */
+    for (int i = 1; i < lanes; i++) {
+        if (pthread_create(&pool->lanes[i].thread, NULL, worker, &pool->lanes[i])) {
+            pool->num_lanes = i;
             colibri_pool_free(pool);
             return NULL;
         }
@@ -141,8 +163,8 @@ void colibri_pool_free(colibri_pool *pool) {
     if (!pool) return;
     if (pool->forks == atomic_load(&forks)) {
         atomic_store(&pool->stop, 1);
-        wake(pool, pool->num_workers);
-        for (int i = 0; i < pool->num_workers; i++) pthread_join(pool->workers[i], NULL);
+        wake(pool, pool->num_lanes);
+        for (int i = 1; i < pool->num_lanes; i++) pthread_join(pool->lanes[i].thread, NULL);
     }
     free(pool);
 }

@@ -28,7 +28,6 @@ typedef struct {
     int32_t next, previous; /* slots, -1 at an end */
     block rest;             /* of the piece that is being handed out: what nobody has taken */
     int32_t in_flight;      /* blocks taken and not finished */
-    int64_t times[3];       /* submitted, begun, ended */
     colibri_failure failure; /* reason 0 while nothing has failed */
 } job;
 
@@ -39,7 +38,7 @@ struct colibri_reader {
     job *jobs;     /* [num_slots] */
     piece *pieces; /* [num_slots][max_pieces] */
     int32_t *fds, *direct; /* [num_drives][num_files] */
-    int32_t num_slots, max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
+    int32_t max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
     int64_t block_nbytes; /* 0: pieces are read whole */
     int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
     int64_t weights[COLIBRI_MAX_DRIVES], in_flight[COLIBRI_MAX_DRIVES], drive_bytes[COLIBRI_MAX_DRIVES];

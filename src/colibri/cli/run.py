@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from colibri.cli.inspection import inspectable
 from colibri.cli.interrupt import interruptible
 from colibri.cli.options import JSON, with_sampling, with_settings
 from colibri.cli.progress import Reporter
@@ -63,7 +62,7 @@ def run(
         from colibri.llm import LLM
 
         llm = LLM.from_settings(settings, reporter)
-        with llm, inspectable(llm), interruptible() as cancelled:
+        with llm, interruptible() as cancelled:
             reporter.close()
             options = {**sampling, "progress": reporter.prompt, "cancelled": cancelled}
             stream = start(llm, text, ids=ids, chat=chat, options=options)

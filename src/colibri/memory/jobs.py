@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
 from colibri.kernels.api import Ints
 
-__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "TimedReader", "scans_of"]
+__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of"]
 
 
 class Reason(IntEnum):
@@ -124,21 +124,8 @@ class Reader(Protocol):
     def stats(self) -> ReaderStats:
         """Sums since the start."""
 
-    def queues(self) -> tuple[int, int, int]:
-        """Jobs that wait, demanded and read ahead, then what is being read (blocks or records)."""
-
     def close(self) -> None:
         """Cancel queued jobs, wait for reads in flight, end threads. Closing twice is fine."""
-
-
-class TimedReader(Reader, Protocol):
-    """A reader of real files."""
-
-    def times(self, slot: int) -> tuple[tuple[int, int, int], int]:
-        """Of the slot's last job, which has ended: when it was submitted, begun (0: never), ended.
-
-        In nanoseconds of `time.monotonic_ns`; then why it failed, a `Reason` or 0.
-        """
 
 
 def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:
