@@ -15,6 +15,11 @@ from colibri.errors import ConfigError
 _SIZE_LIMIT = 16 * 2**20
 _ALIASES = {
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token",),
+    "n_shared_experts": ("num_shared_experts",),
+    "n_group": ("num_expert_group",),
+    "norm_topk_prob": ("moe_renormalize",),
+    "scoring_func": ("moe_router_activation_func",),
     "dtype": ("torch_dtype",),
 }
 _OF_THE_WHOLE = ("tie_word_embeddings",)  # what the whole model says counts
@@ -37,7 +42,8 @@ def normalize(raw: Mapping[str, Any]) -> dict[str, Any]:
     * `text_config` is lifted to the top and wins over what stood there, but for
       `tie_word_embeddings`.
     * `n_routed_experts`, `num_local_experts`, `moe_num_experts` become `num_experts`, on either
-      level (null: no experts, no key); `torch_dtype` becomes `dtype`.
+      level (null: no experts, no key); `torch_dtype` becomes `dtype`, and other second names of
+      one thing (`_ALIASES`) their first.
     * `rope_theta`, `rope_scaling` and `partial_rotary_factor` become `rope_parameters` `{rope_type,
       …}`; `type` becomes `rope_type`. Parameters by kind of layer (a dict of dicts) stay nested. A
       model without any of them gets no such key.
