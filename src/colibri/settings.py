@@ -197,6 +197,13 @@ class Settings:
         "KIND",
         "What computes: native (C), reference (NumPy, slow) or auto",
     )
+    family: str | None = knob(
+        None,
+        parse_text,
+        "NAME",
+        "Read config.json as if its model_type were this: for copies of a known model under "
+        "another name",
+    )
     isa: str = knob(
         "auto",
         parse_text,

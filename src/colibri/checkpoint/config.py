@@ -36,6 +36,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return read_object(path, _SIZE_LIMIT, ConfigError, infinity=True)
 
 
+def with_model_type(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """The same config of another `model_type`, that of its text part where it has one."""
+    text = raw.get("text_config")
+    nested = (
+        {"text_config": {**text, "model_type": model_type}} if isinstance(text, Mapping) else {}
+    )
+    return {**raw, "model_type": model_type, **nested}
+
+
 def normalize(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A flat config in the current spelling.
 

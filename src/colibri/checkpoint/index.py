@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colibri.checkpoint.config import read_config
+from colibri.checkpoint.config import read_config, with_model_type
 from colibri.checkpoint.container import Container, open_container
 from colibri.checkpoint.container_manifest import MANIFEST
 from colibri.checkpoint.safetensors import TensorSpec, read_header
@@ -50,8 +50,8 @@ class Checkpoint:
     container: Container | None = None
 
     @classmethod
-    def open(cls, directory: str | Path) -> Checkpoint:
-        """Read config and headers.
+    def open(cls, directory: str | Path, model_type: str | None = None) -> Checkpoint:
+        """Read config and headers; `model_type`, where given, counts instead of config.json's.
 
         Raises:
             CheckpointError: no such directory, no config.json, a broken header, or shards that
@@ -69,6 +69,8 @@ class Checkpoint:
                 f"{directory}: no config.json; name the folder that holds it and the weights"
             )
         config = read_config(directory / "config.json")
+        if model_type is not None:
+            config = with_model_type(config, model_type)
         with _no_garbage():
             if container is not None:
                 tensors, shards = _read_container(directory, container)

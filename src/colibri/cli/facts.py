@@ -23,7 +23,7 @@ from colibri.text import ChatTemplate, Tokenizer
 
 def facts_of(settings: Settings) -> dict[str, Any]:
     """Everything about the model that the settings name, and about what would compute it."""
-    description = Description.of(Checkpoint.open(find_model(settings)))
+    description = Description.of(Checkpoint.open(find_model(settings), settings.family))
     return {
         **facts_of_model(description),
         **facts_of_text(description),

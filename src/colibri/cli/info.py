@@ -12,7 +12,7 @@ from colibri.settings import Settings
 from colibri.units import format_bytes
 
 
-@with_some("model", *KERNELS, *READING)
+@with_some("model", "family", *KERNELS, *READING)
 def info(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Settings) -> None:
     """Show what a checkpoint is."""
     with Reporter() as reporter:

@@ -153,7 +153,7 @@ def _planned(
 
 
 def _describe(settings: Settings) -> Description:
-    return Description.of(Checkpoint.open(find_model(settings)))
+    return Description.of(Checkpoint.open(find_model(settings), settings.family))
 
 
 def _size(flag: str, text: str) -> int:

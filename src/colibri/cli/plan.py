@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from colibri.models.plan import Plan
 
 
-@with_some("model", *MEMORY, *KERNELS)
+@with_some("model", "family", *MEMORY, *KERNELS)
 def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Settings) -> None:
     """Show how the memory budget would be divided."""
     with Reporter() as reporter:

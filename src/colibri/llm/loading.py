@@ -112,7 +112,7 @@ def prepare(settings: Settings) -> Prepared:
     """
     _check_ram(settings.ram)
     directory = find_model(settings)
-    description = Description.of(Checkpoint.open(directory))
+    description = Description.of(Checkpoint.open(directory, settings.family))
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory) if tokenizer is not None else None
     defaults = GenerationDefaults.load(directory)
@@ -194,6 +194,12 @@ def _warn(prepared: Prepared) -> None:
     """Say what makes a model slow that is about to be loaded."""
     settings, kernels, cpus = prepared.settings, prepared.kernels, affinity_cpus()
     why = kernel_library.why_reference()
+    if settings.family is not None:
+        _log.warning(
+            "config.json is read as that of %s because `family` says so; nothing else says that "
+            "this model computes the same",
+            prepared.description.blueprint.family.model_type,
+        )
     if settings.kernels == "auto" and why is not None:
         _log.warning("running on the slow NumPy reference: %s", why)
     if settings.cache_dir is not None and not _is_writable(Path(settings.cache_dir)):

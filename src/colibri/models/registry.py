@@ -40,7 +40,8 @@ def get_family(model_type: str) -> Family:
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UnsupportedModelError(
         f"config.json: model_type {model_type!r} is unknown: {hint}known are "
-        f"{', '.join(sorted(names))}"
+        f"{', '.join(sorted(names))}; a copy of one of these under another name opens with family "
+        "(--family) set to it"
     )
 
 
