@@ -21,7 +21,8 @@ from colibri.lab.bench_call import CallBench, bench_call
 from colibri.lab.bench_config import OPS, QUICK, KernelBench, Op, parse_shape
 from colibri.lab.bench_kernels import bench_kernels
 from colibri.lab.envelope import Envelope
-from colibri.settings import Settings, parse_size
+from colibri.settings import Settings
+from colibri.settings.parsing import parse_size
 
 app = new_app(name="bench", help="Measure, and print the ceilings beside it.", no_args_is_help=True)
 add_streams(app)

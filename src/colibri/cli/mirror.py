@@ -19,7 +19,8 @@ from colibri.llm.heat_keeper import open_usage
 from colibri.llm.location import find_model
 from colibri.memory.staging import StagePlan, plan_stage, stage, verify_mirror
 from colibri.models.description import Description
-from colibri.settings import Settings, parse_size
+from colibri.settings import Settings
+from colibri.settings.parsing import parse_size
 from colibri.units import format_bytes
 
 app = new_app(

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from colibri.errors import SettingsError
 from colibri.memory.reader_config import ReaderConfig
-from colibri.units import parse_bytes
+from colibri.settings.parsing import (
+    Parse,
+    one_of,
+    parse_activations,
+    parse_block,
+    parse_count,
+    parse_eviction,
+    parse_paths,
+    parse_prefetch,
+    parse_size,
+    parse_slots,
+    parse_switch,
+    parse_text,
+)
 
 if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is imported where used
     from colibri.kernels.api import Activations
@@ -25,118 +38,7 @@ if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is impor
 PREFIX = "COLIBRI_"
 
 T = TypeVar("T")
-Parse = Callable[[Any], Any]  # raises ValueError saying what is wanted, or SettingsError
 KVFormat = Literal["auto", "f32", "bf16", "f16"]
-_LEAST_SIZE = 4096  # fewer bytes than a page, without a unit, are a unit forgotten
-
-
-def parse_count(value: object) -> int:
-    """Return a whole number of at least 1, from itself or its digits."""
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("a whole number of at least 1")
-    return value
-
-
-def parse_size(value: object) -> int:
-    """Return bytes, from a number of them or a text such as 12GiB."""
-    wanted = "a size such as 12GiB, 800MB or 1073741824"
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(wanted)
-    try:
-        size = parse_bytes(value)
-    except ValueError:
-        raise ValueError(wanted) from None
-    if size < _LEAST_SIZE and str(value).strip().isdecimal():
-        raise ValueError(f"{wanted}; did you mean {size}GiB?")
-    return size
-
-
-def parse_slots(value: object) -> int | float:
-    """Return a number of slots, or a share of all experts: `25%` (or 0.25 as a float)."""
-    wanted = "a number of experts of at least 1, or a share of all of them such as 25%"
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            value = float(value.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(wanted) from None
-    if isinstance(value, float):
-        if not 0 < value <= 1:
-            raise ValueError(wanted)
-        return value
-    try:
-        return parse_count(value)
-    except ValueError:
-        raise ValueError(wanted) from None
-
-
-def parse_switch(value: object) -> bool:
-    """Return true or false, from itself or its name."""
-    found = {"true": True, "false": False}.get(str(value).strip().lower())
-    if found is None or not isinstance(value, str | bool):
-        raise ValueError("true or false")
-    return found
-
-
-def parse_text(value: object) -> str:
-    """Return a text that is not empty; paths are welcome."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
-    return value
-
-
-def parse_block(value: object) -> int:
-    """Return bytes as `parse_size` does, or 0."""
-    if value in (0, "0") and not isinstance(value, bool):
-        return 0
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, or 0") from None
-
-
-def parse_paths(value: object) -> tuple[str, ...]:
-    """Return paths, from a sequence of them or a text that separates them as PATH does."""
-    if isinstance(value, str):
-        value = value.split(os.pathsep)
-    if isinstance(value, os.PathLike):
-        value = [value]
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("one or more directories")
-    return tuple(map(parse_text, value))
-
-
-def one_of(*choices: str) -> Parse:
-    """A parser that takes one of the words."""
-
-    def parse(value: object) -> str:
-        for known in choices:
-            if value == known:
-                return known
-        raise ValueError(f"one of {', '.join(choices)}")
-
-    return parse
-
-
-def _parse_activations(value: object) -> Any:
-    from colibri.kernels.api import Activations
-
-    return Activations(one_of(*Activations)(value))
-
-
-def _parse_eviction(value: object) -> Any:
-    from colibri.memory.policies import EVICTIONS
-
-    return one_of(*EVICTIONS)(value)
-
-
-def _parse_prefetch(value: object) -> Any:
-    from colibri.memory.prefetch import PREFETCH_MODES
-
-    return one_of(*PREFETCH_MODES)(value)
 
 
 def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
@@ -186,7 +88,7 @@ class Settings:
     )
     activations: Activations | None = knob(  # noqa: RUF009
         None,
-        _parse_activations,
+        parse_activations,
         "CODE",
         "How inputs of integer-coded matrices are coded: float32, int16 or int8; by default int16, "
         "and float32 on the reference",
@@ -214,7 +116,7 @@ class Settings:
 
     eviction: Literal["mixed", "lru", "lfu"] = knob(
         "mixed",
-        _parse_eviction,
+        parse_eviction,
         "POLICY",
         "Which expert makes room for another: mixed (a forecast, or lru where that misses less), "
         "lru (least recently used) or lfu (least often used)",
@@ -234,7 +136,7 @@ class Settings:
     )
     prefetch: PrefetchMode = knob(  # noqa: RUF009
         "auto",
-        _parse_prefetch,
+        parse_prefetch,
         "MODE",
         "Whether experts that the next layers will probably want are read ahead: auto (where it is "
         "measured to pay), on or off",
