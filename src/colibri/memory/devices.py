@@ -31,7 +31,7 @@ class Reading:
 
     direct: bool = True
     threads: int = 4
-    block: int = 4 << 20
+    block: int = 1 << 20
     keep_cache: bool = False
     bytes_per_s: int = 0
 

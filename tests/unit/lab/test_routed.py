@@ -27,6 +27,10 @@ def test_predictions_have_the_recall_stated(recall: float) -> None:
     hits = (ids[..., None] == found[..., None, :]).any(axis=-1)
     # 4,800 draws: four standard errors
     assert hits.mean() == pytest.approx(recall, abs=4 * (0.25 / ids.size) ** 0.5)
+    ranks = hits.mean(axis=(0, 1))
+    assert ranks[0] >= ranks[-1]
+    if 0.5 < recall < 1:
+        assert 1 - ranks[0] == pytest.approx((1 - recall) / 2, abs=0.06)
     assert all(len(set(row)) == 4 for row in found.reshape(-1, 4).tolist())
 
 
