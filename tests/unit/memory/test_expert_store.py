@@ -15,7 +15,7 @@ from colibri.kernels.api import EMPTY, FAILED, LOADING, READY
 from colibri.memory.arena import Arena
 from colibri.memory.eviction import LRU
 from colibri.memory.expert_store import ExpertStore
-from colibri.memory.jobs import Failure, Reason
+from colibri.memory.jobs import PAGE, Failure, Reason
 from colibri.memory.lease import Lease
 from colibri.memory.null import NullReader
 from colibri.memory.read_ahead import Origin
@@ -253,7 +253,7 @@ class Operations(RuleBasedStateMachine):
         try:
             slots = lease.__enter__().tolist()
         except BudgetError:
-            assert len(wanted) + len(held) > self.store.capacity(layer)
+            assert len(wanted) + len(held) > self.store.capacity(layer)  # retired slots are none
             return
         self.requests += len(wanted)
         assert len(set(slots)) == len(wanted)
@@ -291,6 +291,13 @@ class Operations(RuleBasedStateMachine):
         else:
             self.reader.fail(slot, Failure(Reason.TRUNCATED))
 
+    @rule(pages=st.integers(0, 4), back=st.booleans())
+    def memory_comes_and_goes(self, pages: int, back: bool) -> None:
+        if back:
+            self.store.take_back(pages * PAGE)
+        else:
+            self.store.retire(pages * PAGE)
+
     @invariant()
     def holds(self) -> None:
         consistent(self.store, self.reader)
@@ -309,6 +316,7 @@ class Operations(RuleBasedStateMachine):
         for lease, *_ in self.open:
             lease.__exit__(None, None, None)
         assert not self.store._leases.any()
+        self.store.take_back(1 << 30)
         assert len(use(self.store, 0, 0, 1, 2, 3)) == 4
         assert len(use(self.store, 1, 0, 1, 2)) == 3
         self.store.close()

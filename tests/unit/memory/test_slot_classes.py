@@ -1,10 +1,15 @@
 """Division of bytes and slots among record sizes."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri.errors import BudgetError
+from colibri.memory.arena import Arena
+from colibri.memory.eviction import LRU
+from colibri.memory.expert_store import ExpertStore
+from colibri.memory.null import NullReader
 from colibri.memory.slot_classes import (
     divide,
     divide_slots,
@@ -86,3 +91,22 @@ def test_a_number_of_slots_is_exact(
 def test_a_model_without_experts_needs_no_slots() -> None:
     assert divide(123, bare_index([], 0), 0) == ()
     assert divide_slots(0, bare_index([], 0), 0) == ()
+
+
+@given(small=st.integers(1, 9), large=st.integers(1, 9), share=st.floats(0.1, 1))
+def test_two_sizes_keep_four_fifths_of_the_budget_in_use(
+    small: int, large: int, share: float
+) -> None:
+    """After all experts of both sizes were used, that much of the budget holds records."""
+    index = bare_index([small, large, small], 16)
+    everything = slots_nbytes(index, tuple(found.num_experts for found in slot_classes(index)))
+    least = slots_nbytes(index, minimum_slots(index, 2))
+    budget = max(least, 5 * max(small, large) * PAGE, int(share * everything))
+    arena = Arena([found.slot_nbytes for found in slot_classes(index)], divide(budget, index, 2))
+    store = ExpertStore(index, arena, LRU(3 * 16), NullReader(arena), 2)
+    for layer in range(3):
+        for expert in range(16):
+            with store.lease(layer, np.array([expert], np.int32)) as slots:
+                store.table.wait(int(slots[0]))
+    held = sum(each["ready"] * each["slot_bytes"] for each in store.slot_states())
+    assert held >= 0.8 * min(budget, everything)
