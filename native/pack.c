@@ -7,6 +7,10 @@
 enum { ITEM_F32, ITEM_F16, ITEM_BF16, ITEM_E8M0, ITEM_E4M3, ITEM_NIBBLE }; /* kinds of items, as in formats/packing.py */
 enum { LANES = 8 /* rows of a panel */, MOST_GROUP = 128, TILE = 16 };
 
+/* Files promise no alignment, hence the types. */
+typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
+typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
+
 static int64_t item_nbytes(int64_t kind) { return kind == ITEM_F32 ? 4 : kind == ITEM_F16 || kind == ITEM_BF16 ? 2 : 1; }
 
 static float e4m3_to_float(uint8_t code) {
@@ -134,7 +138,9 @@ static void load_group(const float_source *s, int64_t row, int64_t first, float 
     const int64_t left = row < p->rows ? p->columns - first : 0, n = left < p->group ? left : p->group;
     const uint8_t *from = s->items + row * items->row_step + first * items->column_step;
     for (int64_t k = n > 0 ? n : 0; k < p->group; k++) x[k] = 0.0f;
-    if (items->kind == ITEM_BF16) {
+    if (items->kind == ITEM_BF16 && items->column_step == 2) { /* the usual case */
+        for (int64_t k = 0; k < n; k++) x[k] = bf16_to_float(((const loose16 *)from)[k]);
+    } else if (items->kind == ITEM_BF16) {
         for (int64_t k = 0; k < n; k++) x[k] = item_at(from + k * items->column_step, ITEM_BF16);
     } else {
         for (int64_t k = 0; k < n; k++) x[k] = item_at(from + k * items->column_step, items->kind);
@@ -144,17 +150,36 @@ static void load_group(const float_source *s, int64_t row, int64_t first, float 
     for (int64_t k = 0; k < n; k++) x[k] *= item_at(scales + (first + k) / p->block_columns * p->scales.column_step, p->scales.kind);
 }
 
+/* Four floats at once: every instruction set has that. */
+typedef float four __attribute__((vector_size(16)));
+typedef int32_t four_ints __attribute__((vector_size(16)));
+
+static inline __attribute__((always_inline)) four load_four(const float *x) {
+    four v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static inline __attribute__((always_inline)) four chosen(four_ints mask, four a, four b) {
+    return (four)((mask & (four_ints)a) | (~mask & (four_ints)b));
+}
+
+/* x * inverse to the nearest code, as floats. */
+static inline __attribute__((always_inline)) four codes_of(four x, float inverse, float top) {
+    const four magic = {ROUND_MAGIC, ROUND_MAGIC, ROUND_MAGIC, ROUND_MAGIC};
+    const four least = {-top, -top, -top, -top}, most = {top - 1, top - 1, top - 1, top - 1};
+    const four q = (x * inverse + magic) - magic, above = chosen(q > least, q, least);
+    return chosen(above < most, above, most);
+}
+
 static float sum_of_squares(const float *x, int64_t group, float inverse, float scale, float top) {
-    float sums[8] = {0};
+    four low = {0}, high = {0};
     for (int64_t k = 0; k < group; k += 8) {
-        for (int i = 0; i < 8; i++) {
-            float q = (x[k + i] * inverse + ROUND_MAGIC) - ROUND_MAGIC;
-            q = q > top - 1 ? top - 1 : q < -top ? -top : q;
-            const float error = q * scale - x[k + i];
-            sums[i] = k == 0 ? error * error : sums[i] + error * error;
-        }
+        const four a = load_four(x + k), b = load_four(x + k + 4);
+        const four first = codes_of(a, inverse, top) * scale - a, second = codes_of(b, inverse, top) * scale - b;
+        low += first * first, high += second * second;
     }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    return ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
 }
 
 /* The scale of least squared error among a few that map the largest weight to another code. */
@@ -174,13 +199,16 @@ static uint16_t best_scale(const float *x, int64_t group, float top) {
     return best;
 }
 
-static void put_code(uint8_t *chunks, int64_t lane, int64_t k, int code, int64_t bits) {
-    if (bits == 8) {
-        chunks[(k / 4 * LANES + lane) * 4 + k % 4] = (uint8_t)code;
-        return;
+/* Codes of one row's group, at `chunks` in steps of a chunk. */
+static void put_codes(const float *x, int64_t group, float inverse, float top, int64_t bits, uint8_t *chunks) {
+    for (int64_t k = 0; k < group; k += 8, chunks += LANES * bits) {
+        const four_ints low = __builtin_convertvector(codes_of(load_four(x + k), inverse, top), four_ints);
+        const four_ints high = __builtin_convertvector(codes_of(load_four(x + k + 4), inverse, top), four_ints);
+        for (int i = 0; i < 4; i++) {
+            if (bits == 4) chunks[i] = (uint8_t)((low[i] + 8) | (high[i] + 8) << 4);
+            else chunks[i] = (uint8_t)low[i], chunks[LANES * 4 + i] = (uint8_t)high[i];
+        }
     }
-    uint8_t *byte = chunks + (k / 8 * LANES + lane) * 4 + k % 4;
-    *byte = k % 8 < 4 ? (uint8_t)(code + 8) : (uint8_t)(*byte | (code + 8) << 4);
 }
 
 static int encode_panel(const float_source *s, int64_t first, uint8_t *out) {
@@ -198,11 +226,7 @@ static int encode_panel(const float_source *s, int64_t first, uint8_t *out) {
             const uint16_t scale = best_scale(x, p->group, top);
             const float wide = half_to_float(scale), inverse = wide == 0 ? 0.0f : 1.0f / wide;
             memcpy(out + (g * LANES + lane) * 2, &scale, sizeof scale);
-            for (int64_t k = 0; k < p->group; k++) {
-                float q = (x[k] * inverse + ROUND_MAGIC) - ROUND_MAGIC;
-                q = q > top - 1 ? top - 1 : q < -top ? -top : q;
-                put_code(chunks, lane, g * p->group + k, (int)q, p->bits);
-            }
+            put_codes(x, p->group, inverse, top, p->bits, chunks + (g * p->group / 8 * p->bits * LANES) + lane * 4);
         }
     }
     return 0;
@@ -233,10 +257,7 @@ int32_t colibri_pack(const colibri_packing *p, const uint8_t *const *pieces, uin
     }
 }
 
-/* ---- What is not finite. Files promise no alignment, hence the types. */
-
-typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
-typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
+/* ---- What is not finite. */
 
 static int finite16(const uint8_t *data, int64_t nbytes, uint16_t exponent) {
     const loose16 *items = (const loose16 *)data;
