@@ -53,7 +53,7 @@ static int64_t useful_end(const piece *p, const block *b) {
 static int read_buffered(colibri_reader *r, source s, const piece *p, const block *b, colibri_failure *failure) {
     int64_t start = p->offset - p->offset % PAGE, first = useful_start(p, b), last = useful_end(p, b);
     for (int64_t done = first; done < last;) {
-        ssize_t got = pread_patiently(*s.fd, r->arena + p->target + done, last - done, start + done);
+        ssize_t got = pread_patiently(*s.fd, p->memory + p->target + done, last - done, start + done);
         if (got < 0)
             return failed(failure, COLIBRI_READ_IO, errno, s, start + done);
         if (got == 0)
@@ -73,7 +73,7 @@ static int read_buffered(colibri_reader *r, source s, const piece *p, const bloc
 static int read_direct(colibri_reader *r, source s, const piece *p, const block *b, colibri_failure *failure) {
     int64_t start = p->offset - p->offset % PAGE, last = useful_end(p, b), done = b->from;
     while (done < last) {
-        ssize_t got = pread_patiently(*s.fd, r->arena + p->target + done, b->to - done, start + done);
+        ssize_t got = pread_patiently(*s.fd, p->memory + p->target + done, b->to - done, start + done);
         if (got < 0 && errno == EINVAL)
             return -1;
         if (got < 0)
@@ -182,6 +182,19 @@ static int not_finite(colibri_reader *r, int32_t slot, int64_t part, source firs
     return COLIBRI_READ_NOT_FINITE;
 }
 
+static int pack_record(colibri_reader *r, int32_t slot, source first, colibri_failure *failure) {
+    job *j = &r->jobs[slot];
+    const uint8_t *pieces[MAX_PIECES];
+    for (int32_t i = 0; i < j->num_pieces && i < MAX_PIECES; i++) {
+        const piece *p = pieces_of(r, slot) + i;
+        pieces[i] = p->memory + p->target + p->offset % PAGE;
+    }
+    for (const colibri_packing *p = j->packings; p < j->packings + j->num_packings; p++)
+        if (colibri_pack(p, pieces, r->arena + (p->in_slot ? j->base : j->parts[p->part]) + p->to))
+            return not_finite(r, slot, p->part, first, failure);
+    return 0;
+}
+
 static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_failure *failure) {
     job *j = &r->jobs[slot];
     for (const colibri_scan *s = j->scans; s < j->scans + j->num_scans; s++) {
@@ -199,11 +212,13 @@ static int check(colibri_reader *r, int32_t slot, uint32_t used, colibri_failure
     if (j->check == COLIBRI_CHECK_ALWAYS || (j->check == COLIBRI_CHECK_MIRRORS && used & ~1u)) {
         uint32_t crc = 0;
         for (const piece *p = first; p < first + j->num_pieces; p++)
-            crc = colibri_crc32c(crc, r->arena + p->target + p->offset % PAGE, p->nbytes);
+            crc = colibri_crc32c(crc, p->memory + p->target + p->offset % PAGE, p->nbytes);
         if (crc != j->crc)
             return failed(failure, COLIBRI_READ_CHECKSUM, 0, source_of(r, drive, first->file), first->offset);
     }
-    return check_floats(r, slot, source_of(r, drive, first->file), failure);
+    const source whole = source_of(r, drive, first->file);
+    int reason = pack_record(r, slot, whole, failure);
+    return reason ? reason : check_floats(r, slot, whole, failure);
 }
 
 static int read_whole(colibri_reader *r, int32_t slot, int32_t drive, colibri_failure *failure) {

@@ -57,11 +57,25 @@ static int64_t block_end(const colibri_reader *r, const block *rest) {
     return rest->from + (left / parts + PAGE - 1) / PAGE * PAGE;
 }
 
+/* A staging buffer for the job's pieces; returns 0 where none is free. */
+static int give_buffer(colibri_reader *r, int32_t slot) {
+    job *j = &r->jobs[slot];
+    if (!r->num_free)
+        return 0;
+    j->buffer = r->free_buffers[--r->num_free];
+    for (piece *p = r->pieces + (int64_t)slot * r->max_pieces; p < pieces_of(r, slot) + j->num_pieces; p++)
+        if (p->staged)
+            p->memory = r->staging + j->buffer * r->staging_nbytes;
+    return 1;
+}
+
 static int take(colibri_reader *r, block *taken) {
     int32_t slot = r->first[DEMAND] >= 0 ? r->first[DEMAND] : r->first[PREFETCH];
     if (slot < 0)
         return 0;
     job *j = &r->jobs[slot];
+    if (j->buffer == NEEDS_BUFFER && !give_buffer(r, slot))
+        return 0; /* until some other record has landed */
     *taken = j->rest;
     j->rest.from = taken->to = block_end(r, taken);
     j->in_flight++;
@@ -129,9 +143,12 @@ static void *work(void *argument) {
             failure.reason = 0; /* another drive had it */
         pthread_mutex_lock(&r->mutex);
         if (finish(r, &b, drive, &failure)) {
+            const int32_t buffer = r->jobs[b.slot].buffer; /* the slot's next job may come as soon as it has landed */
             pthread_mutex_unlock(&r->mutex);
             land(r, b.slot);
             pthread_mutex_lock(&r->mutex);
+            if (buffer >= 0)
+                r->free_buffers[r->num_free++] = buffer;
         }
     }
     pthread_mutex_unlock(&r->mutex);
@@ -171,13 +188,18 @@ static int start(colibri_reader *r, int32_t num_threads) {
 
 colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int32_t *states, int32_t num_slots,
                                       int32_t max_pieces, const colibri_drives *drives, int32_t num_threads,
-                                      int64_t block_nbytes) {
+                                      int64_t block_nbytes, uint8_t *staging, int64_t staging_nbytes, int32_t num_staging) {
     colibri_reader *r = calloc(1, sizeof *r);
     if (!r)
         return NULL;
     int32_t num_fds = drives->num_drives * drives->num_files;
     r->arena = arena, r->parts = parts, r->states = states, r->max_pieces = max_pieces;
     r->num_drives = drives->num_drives, r->num_files = drives->num_files, r->keep_cache = drives->keep_cache;
+    r->staging = staging, r->staging_nbytes = staging_nbytes;
+    while (r->num_free < num_staging && r->num_free < MAX_BUFFERS) {
+        r->free_buffers[r->num_free] = r->num_free;
+        r->num_free++;
+    }
     r->block_nbytes = (block_nbytes + PAGE - 1) / PAGE * PAGE;
     for (int32_t d = 0; d < r->num_drives; d++)
         r->weights[d] = drives->weights[d] > 0 ? drives->weights[d] : 1;
@@ -205,6 +227,8 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         job *j = &r->jobs[slot];
         __atomic_load_n(&r->states[slot], __ATOMIC_ACQUIRE); /* after all that its last job did: Python looked without a fence */
         memcpy(j->parts, r->parts + slot * 3LL, sizeof j->parts);
+        j->packings = jobs->packings, j->num_packings = jobs->num_packings, j->base = jobs->bases ? jobs->bases[i] : 0;
+        j->buffer = jobs->staged ? NEEDS_BUFFER : NO_BUFFER;
         j->scans = jobs->scans, j->num_scans = jobs->num_scans, j->num_pieces = 0;
         j->crc = jobs->crcs ? jobs->crcs[i] : 0;
         j->check = !jobs->crcs ? COLIBRI_CHECK_NEVER : jobs->checks ? jobs->checks[i] : COLIBRI_CHECK_ALWAYS;
@@ -213,8 +237,8 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         for (int64_t k = (int64_t)i * jobs->num_pieces; k < (int64_t)(i + 1) * jobs->num_pieces; k++)
             if (jobs->nbytes[k])
                 r->pieces[(int64_t)slot * r->max_pieces + j->num_pieces++] =
-                    (piece){.offset = jobs->offsets[k], .nbytes = jobs->nbytes[k], .target = jobs->targets[k],
-                            .file = jobs->files[k]};
+                    (piece){.offset = jobs->offsets[k], .nbytes = jobs->nbytes[k], .target = jobs->targets[k], .memory = r->arena,
+                            .file = jobs->files[k], .staged = jobs->staged && jobs->staged[k % jobs->num_pieces]};
         j->rest = (block){.slot = slot, .piece = -1};
         advance(r, j);
         __atomic_store_n(&r->states[slot], COLIBRI_SLOT_LOADING, __ATOMIC_RELEASE);

@@ -8,10 +8,16 @@
 
 #define PAGE 4096
 #define MAX_THREADS 64
+#define MAX_BUFFERS 16
+#define MAX_PIECES 16
+#define NO_BUFFER -1
+#define NEEDS_BUFFER -2
 
 typedef struct {
-    int64_t offset, nbytes, target;
+    int64_t offset, nbytes, target; /* the target counts from `memory` */
+    uint8_t *memory;
     int32_t file;
+    int32_t staged;
 } piece;
 
 typedef struct { /* a part of one piece; bounds count from the start of the page that holds its first byte */
@@ -22,7 +28,10 @@ typedef struct { /* a part of one piece; bounds count from the start of the page
 typedef struct {
     const colibri_scan *scans;
     int64_t parts[3]; /* a copy: the caller's may change as soon as the slot has landed */
-    int32_t num_scans, num_pieces;
+    const colibri_packing *packings;
+    int64_t base; /* where the slot starts */
+    int32_t num_scans, num_pieces, num_packings;
+    int32_t buffer; /* of staging: NO_BUFFER wanted, NEEDS_BUFFER not yet given */
     uint32_t crc, drives, used; /* sets of drives, bit d for drive d: that hold the record, that blocks came from */
     int8_t check, queue;
     int32_t next, previous; /* slots, -1 at an end */
@@ -39,6 +48,9 @@ struct colibri_reader {
     piece *pieces; /* [num_slots][max_pieces] */
     int32_t *fds, *direct; /* [num_drives][num_files] */
     int32_t max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
+    uint8_t *staging; /* buffers of staging_nbytes; the free ones are free_buffers[0 … num_free) */
+    int64_t staging_nbytes;
+    int32_t free_buffers[MAX_BUFFERS], num_free;
     int64_t block_nbytes; /* 0: pieces are read whole */
     int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
     int64_t weights[COLIBRI_MAX_DRIVES], in_flight[COLIBRI_MAX_DRIVES], drive_bytes[COLIBRI_MAX_DRIVES];

@@ -52,8 +52,8 @@ def model_type(case: Path) -> str:
 
 
 def is_known(case: Path) -> bool:
-    """Whether a family of ours claims the fixture and its storage is one that is read today."""
-    return model_type(case) in KNOWN and case.parent.name != "quant"
+    """Whether a family of ours claims the fixture."""
+    return model_type(case) in KNOWN
 
 
 def shared_golden(case: Path) -> Golden:

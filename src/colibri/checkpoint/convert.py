@@ -14,12 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from colibri.checkpoint.container_writer import ContainerWriter, LayerWriter, require_free
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
+from colibri.checkpoint.storage import StoredMatrix
 from colibri.errors import (
     CheckpointError,
     NumericsError,
@@ -44,6 +47,7 @@ class DenseParameter:
         spec: where it is now.
         stored: the format of its bytes there.
         format: the format it gets.
+        matrix: its codes and scales, where its bytes there are not resident ones.
     """
 
     name: str
@@ -51,6 +55,15 @@ class DenseParameter:
     spec: TensorSpec
     stored: Format
     format: Format
+    matrix: StoredMatrix | None = None
+
+    def read(self) -> Bytes:
+        """Its resident bytes in the format in which it is stored."""
+        if self.matrix is None:
+            return read_tensor(self.spec)
+        out = np.empty(self.stored.resident_nbytes(_matrix(self.shape)), np.uint8)
+        self.matrix.read(out)
+        return out
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +214,7 @@ class _Job:
                 self._write_layer(out, layer, layout)
         for parameter in self.dense:
             if not writer.has_dense(parameter.name):
-                data = read_tensor(parameter.spec)
+                data = parameter.read()
                 shape = _matrix(parameter.shape)
                 recoded = _recode(data, parameter.stored, parameter.format, shape, parameter.name)
                 writer.dense_resident(parameter.name, recoded, parameter.format, parameter.shape)
@@ -255,8 +268,8 @@ def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> B
 
 
 def _require_exact(old: Format, new: Format, what: str) -> None:
-    """Codes may become f32, which holds every one of them."""
-    if not old.is_plain and old is not new and new is not F32:
+    """Integer codes may become f32, which holds every one; fp8 is how models are published."""
+    if old.is_coded and old is not new and new is not F32:
         raise UnsupportedModelError(
             f"{what} is {old.name} and would be rounded a second time to {new.name}; convert the"
             " original checkpoint instead, or keep the codes or widen them to f32"

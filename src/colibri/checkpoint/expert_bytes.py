@@ -8,8 +8,9 @@ import numpy as np
 
 from colibri.checkpoint.experts import PAGE, ExpertIndex, ExpertLayerLayout
 from colibri.checkpoint.record import RecordLayout
-from colibri.errors import CheckpointError, IncompleteModelError
+from colibri.errors import CheckpointError, IncompleteModelError, NumericsError
 from colibri.formats import Bytes
+from colibri.kernels.packing import pack
 
 
 def read_expert(
@@ -21,13 +22,21 @@ def read_expert(
         IncompleteModelError: a file has become shorter.
         CheckpointError: a file cannot be read.
     """
-    slot = np.empty(layer.slot_nbytes, np.uint8)
-    for read in index.reads(layer.layer, expert):
+    slot, staging = np.empty(layer.slot_nbytes, np.uint8), np.empty(layer.staging_nbytes, np.uint8)
+    offsets, pieces = index.part_offsets(layer.layer, expert), []
+    for number, read in enumerate(index.reads(layer.layer, expert)):
+        memory = staging if layer.staged and layer.staged[number] else slot
+        page = read.offset % PAGE
+        pieces.append(memory[read.region + page : read.region + page + read.nbytes])
         if read.nbytes:
-            page = read.offset % PAGE
-            into = slot[read.region + page : read.region + page + read.nbytes]
-            _read_into(index.files[read.file], read.offset, into)
-    offsets = index.part_offsets(layer.layer, expert)
+            _read_into(index.files[read.file], read.offset, pieces[-1])
+    for step in layer.packings:
+        start = step.to + (0 if step.in_slot else offsets[step.part])
+        if not pack(step, pieces, slot[start:]):
+            raise NumericsError(
+                f"expert {expert} of layer {layer.layer}: {layer.parts[step.part].name} holds a"
+                " scale or bias that is not finite; fetch the checkpoint again"
+            )
     return RecordLayout(layer.parts, offsets, layer.slot_nbytes).split(slot)
 
 

@@ -7,7 +7,7 @@ checkpoint may have half a million tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,14 +15,25 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.quantization import Quantization
+from colibri.checkpoint.record import PAGE, RecordLayout
 from colibri.checkpoint.rename import Census
-from colibri.checkpoint.spellings import ExpertLayer, Piece, part_shape, take_pieces
-from colibri.formats import padded
+from colibri.checkpoint.spellings import (
+    ExpertLayer,
+    LayerSources,
+    PartSource,
+    Piece,
+    part_shape,
+    take_sources,
+)
+from colibri.checkpoint.storage import packings
+from colibri.formats import Shape, padded
+from colibri.formats.packing import Packing, PackKind
 from colibri.kernels.api import ExpertPart
 
 __all__ = ["PAGE", "ExpertIndex", "ExpertLayer", "ExpertLayerLayout", "Read", "index_experts"]
 
-PAGE = 4096  # alignment of direct reads and of slots
+_PLAIN = Quantization()
 _PARTS: tuple[Literal["gate_proj"], Literal["up_proj"], Literal["down_proj"]] = (
     "gate_proj",
     "up_proj",
@@ -52,7 +63,7 @@ class ExpertLayerLayout:
     """What the records of one MoE layer have in common.
 
     Part i starts in its slot at `regions[part_pieces[i]] + (file offset of that piece) % PAGE +
-    part_deltas[i]`.
+    part_deltas[i]`, or at `part_deltas[i]` where its piece is -1: it is packed.
 
     Attributes:
         layer: the layer's number in the model.
@@ -63,6 +74,11 @@ class ExpertLayerLayout:
         part_pieces: the piece that holds each part.
         part_deltas: where in its piece each part starts.
         record_nbytes: useful bytes of a record, the ones that `bytes_read` counts.
+        staged: for each piece, whether it is read into a staging buffer, where its region counts
+            from; () where none is.
+        staging_nbytes: bytes of a staging buffer.
+        packings: how the record becomes resident when all pieces are there.
+        biases: where in the slot the float32 biases of gate, up and down are, where it has any.
     """
 
     layer: int
@@ -73,6 +89,10 @@ class ExpertLayerLayout:
     part_pieces: tuple[int, int, int]
     part_deltas: tuple[int, int, int]
     record_nbytes: int
+    staged: tuple[bool, ...] = ()
+    staging_nbytes: int = 0
+    packings: tuple[Packing, ...] = ()
+    biases: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +134,7 @@ class ExpertIndex:
         row, layout = self._find(layer, expert)
         slack: list[int] = (self.offset[row] % PAGE).tolist()
         gate, up, down = (
-            layout.regions[piece] + slack[piece] + delta
+            delta if piece < 0 else layout.regions[piece] + slack[piece] + delta
             for piece, delta in zip(layout.part_pieces, layout.part_deltas, strict=True)
         )
         return gate, up, down
@@ -127,7 +147,9 @@ class ExpertIndex:
         return (position, expert), layout
 
 
-def index_experts(census: Census, requests: Sequence[ExpertLayer]) -> ExpertIndex:
+def index_experts(
+    census: Census, requests: Sequence[ExpertLayer], quantization: Quantization = _PLAIN
+) -> ExpertIndex:
     """Take the experts of every requested layer out of the census and index them.
 
     Raises:
@@ -135,28 +157,24 @@ def index_experts(census: Census, requests: Sequence[ExpertLayer]) -> ExpertInde
         CheckpointError: two spellings in one layer, or a wrong shape.
         UnsupportedModelError: a dtype or an orientation that is not read.
     """
-    taken = [take_pieces(census, request) for request in requests]
+    taken = [take_sources(census, request, quantization) for request in requests]
     shape = (
         len(requests),
         max((request.num_experts for request in requests), default=0),
-        max(map(len, taken), default=0),
+        max((len(found.pieces) for found in taken), default=0),
     )
     numbers: dict[Path, int] = {}
     file, offset = np.full(shape, -1, np.int32), np.zeros(shape, np.int64)
     nbytes = np.zeros(shape, np.int64)
-    for row, (request, pieces) in enumerate(zip(requests, taken, strict=True)):
-        for column, piece in enumerate(pieces):
+    for row, (request, found) in enumerate(zip(requests, taken, strict=True)):
+        for column, piece in enumerate(found.pieces):
             cell = (row, slice(0, request.num_experts), column)
             file[cell] = [numbers.setdefault(spec.file, len(numbers)) for spec in piece.specs]
             offset[cell] = _offsets(piece, request.num_experts)
-            nbytes[cell] = _nbytes(piece)
+            nbytes[cell] = piece.nbytes
     layers = tuple(map(_layout, requests, taken))
     position = {request.layer: row for row, request in enumerate(requests)}
     return ExpertIndex(layers, position, tuple(numbers), file, offset, nbytes)
-
-
-def _nbytes(piece: Piece) -> int:
-    return piece.format.nbytes((piece.rows, piece.columns))
 
 
 def _offsets(piece: Piece, num_experts: int) -> NDArray[np.int64]:
@@ -164,31 +182,104 @@ def _offsets(piece: Piece, num_experts: int) -> NDArray[np.int64]:
     offsets = np.array([spec.offset for spec in piece.specs], np.int64)
     if len(offsets) == num_experts:
         return offsets
-    return offsets + np.arange(num_experts) * _nbytes(piece)  # one tensor holds them all
+    return offsets + np.arange(num_experts) * piece.nbytes  # one tensor holds them all
 
 
-def _layout(request: ExpertLayer, pieces: Sequence[Piece]) -> ExpertLayerLayout:
-    """Regions in the order of pieces, each with a page of slack: pieces start anywhere."""
-    regions, end = [], 0
-    homes: dict[int, tuple[int, int, ExpertPart]] = {}
-    for number, piece in enumerate(pieces):
-        regions.append(end)
-        end += padded(_nbytes(piece), PAGE) + PAGE
-        delta = 0
-        for part in piece.parts:
-            rows, columns = part_shape(request, part)
-            stride = piece.format.panel_nbytes(columns)
-            found = ExpertPart(_PARTS[part], piece.format, rows, columns, stride)
-            homes[part] = (number, delta, found)
-            delta += piece.format.nbytes((rows, columns))
-    gate, up, down = homes[0], homes[1], homes[2]
+def _layout(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
+    """Direct where every part can be read to its place, else packed out of a staging buffer."""
+    direct = all(source.is_direct for source in found.parts.values()) and not request.biased
+    return (_direct if direct else _packed)(request, found)
+
+
+def _direct(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
+    """Regions in the order of pieces, each with a page of slack: pieces start anywhere.
+
+    Scales are staged, and follow their codes in the slot once these are there.
+    """
+    homes = {source.codes.piece: 0 for source in found.parts.values()}
+    parts: list[ExpertPart] = []
+    steps: list[Packing] = []
+    for number in range(3):
+        source, shape = found.parts[number], part_shape(request, number)
+        fmt = source.storage.format
+        homes[source.codes.piece] += fmt.resident_nbytes(shape)
+        parts.append(ExpertPart(_PARTS[number], fmt, *shape, fmt.panel_nbytes(shape[1])))
+        where = (source.storage, shape, source.codes, source.scales)
+        steps += packings(*where, part=number, resident=True)
+    regions, end, staging = [], 0, 0
+    for number, piece in enumerate(found.pieces):
+        if number in homes:
+            regions.append(end)
+            end += padded(homes[number], PAGE) + PAGE
+        else:
+            regions.append(staging)
+            staging += padded(piece.nbytes, PAGE) + PAGE
+    sources = [found.parts[number] for number in range(3)]
+    staged = tuple(number not in homes for number in range(len(found.pieces)))
     return ExpertLayerLayout(
         layer=request.layer,
         num_experts=request.num_experts,
-        parts=(gate[2], up[2], down[2]),
+        parts=(parts[0], parts[1], parts[2]),
         regions=tuple(regions),
         slot_nbytes=end,
-        part_pieces=(gate[0], up[0], down[0]),
-        part_deltas=(gate[1], up[1], down[1]),
-        record_nbytes=sum(map(_nbytes, pieces)),
+        part_pieces=_three(sources, lambda source: source.codes.piece),
+        part_deltas=_three(sources, lambda source: source.codes.start),
+        record_nbytes=sum(piece.nbytes for piece in found.pieces),
+        staged=staged if any(staged) else (),
+        staging_nbytes=staging,
+        packings=tuple(steps),
     )
+
+
+def _packed(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
+    """All pieces are staged; a slot is laid out as in a container, biases behind it."""
+    sources = [found.parts[number] for number in range(3)]
+    shapes = [part_shape(request, number) for number in range(3)]
+    formats = [source.storage.format for source in sources]
+    record = RecordLayout.of(
+        (formats[0], formats[1], formats[2]), (shapes[0], shapes[1], shapes[2])
+    )
+    steps: list[Packing] = []
+    for number, (source, part) in enumerate(zip(sources, record.parts, strict=True)):
+        where = (source.storage, shapes[number], source.codes, source.scales)
+        steps += packings(*where, part=number, stride=part.panel_stride)
+    biases, slot_nbytes = _add_biases(sources, shapes, record.nbytes, steps)
+    regions, staging = [], 0
+    for piece in found.pieces:
+        regions.append(staging)
+        staging += padded(piece.nbytes, PAGE) + PAGE
+    return ExpertLayerLayout(
+        layer=request.layer,
+        num_experts=request.num_experts,
+        parts=record.parts,
+        regions=tuple(regions),
+        slot_nbytes=slot_nbytes,
+        part_pieces=(-1, -1, -1),
+        part_deltas=record.offsets,
+        record_nbytes=sum(piece.nbytes for piece in found.pieces),
+        staged=(True,) * len(found.pieces),
+        staging_nbytes=staging,
+        packings=tuple(steps),
+        biases=biases,
+    )
+
+
+def _add_biases(
+    sources: Sequence[PartSource], shapes: Sequence[Shape], end: int, steps: list[Packing]
+) -> tuple[tuple[int, int, int] | None, int]:
+    """Where biases go behind `end`, and where the slot ends then."""
+    places = []
+    for number, (source, shape) in enumerate(zip(sources, shapes, strict=True)):
+        if source.bias is not None:
+            places.append(end)
+            row = (1, shape[0])
+            steps.append(Packing(PackKind.FLOATS, number, True, end, *row, source.bias))
+            end = padded(end + 4 * shape[0], 64)
+    if not places:
+        return None, end
+    return (places[0], places[1], places[2]), padded(end, PAGE)
+
+
+def _three(sources: Sequence[PartSource], of: Callable[[PartSource], int]) -> tuple[int, int, int]:
+    gate, up, down = map(of, sources)
+    return gate, up, down

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.checkpoint.experts import PAGE
 from colibri.formats import Bytes, Format, Shape, get_format, padded
 from colibri.kernels.api import ExpertPart
 
+PAGE = 4096  # alignment of direct reads and of slots
 _PART_ALIGN = 64
 PartName: TypeAlias = Literal["gate_proj", "up_proj", "down_proj"]
 PART_NAMES: tuple[PartName, PartName, PartName] = ("gate_proj", "up_proj", "down_proj")

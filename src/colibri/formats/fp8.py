@@ -38,7 +38,7 @@ class FP8Format(Format):
     def nbytes(self, shape: Shape) -> int:
         """Codes and scales."""
         rows, columns = self._blocks(shape)
-        return self._scales_at(shape) + 4 * rows * columns
+        return self.scales_at(shape) + 4 * rows * columns
 
     def resident_nbytes(self, shape: Shape) -> int:
         """Same as stored."""
@@ -67,7 +67,7 @@ class FP8Format(Format):
         shape = (codes.shape[0], codes.shape[1])
         out = np.zeros(self.nbytes(shape), np.uint8)
         out[: codes.size] = codes.reshape(-1)
-        out[self._scales_at(shape) :] = (
+        out[self.scales_at(shape) :] = (
             np.ascontiguousarray(scales, "<f4").reshape(-1).view(np.uint8)
         )
         return out
@@ -84,14 +84,14 @@ class FP8Format(Format):
 
     def split(self, resident: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
         """Codes `[N, K]` and scales `[N / B, K / B]`."""
-        start, end = self._scales_at(shape), self.nbytes(shape)
+        start, end = self.scales_at(shape), self.nbytes(shape)
         codes = resident[: shape[0] * shape[1]].reshape(shape)
         scales = np.frombuffer(resident[start:end].tobytes(), "<f4").reshape(self._blocks(shape))
         return codes, scales.astype(np.float32)
 
     def scans(self, shape: Shape, panel_stride: int) -> list[Scan]:
         """All codes, then all scales; panels never alternate with another matrix's."""
-        scales = self._scales_at(shape)
+        scales = self.scales_at(shape)
         return [
             Scan(0, shape[0] * shape[1], 0, 1, SCAN_E4M3),
             Scan(scales, self.nbytes(shape) - scales, 0, 1, SCAN_F32),
@@ -100,7 +100,8 @@ class FP8Format(Format):
     def _blocks(self, shape: Shape) -> Shape:
         return -(-shape[0] // self.block), -(-shape[1] // self.block)
 
-    def _scales_at(self, shape: Shape) -> int:
+    def scales_at(self, shape: Shape) -> int:
+        """Where the scales follow the codes."""
         return padded(shape[0] * shape[1], 4)
 
     def _spread(self, scales: Floats, shape: Shape) -> Floats:

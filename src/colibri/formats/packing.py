@@ -42,6 +42,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     **{ITEM_F32: np.dtype("<f4"), ITEM_F16: np.dtype("<f2"), ITEM_BF16: np.dtype("<u2")},
     **{ITEM_E8M0: np.dtype("u1"), ITEM_E4M3: np.dtype("u1"), ITEM_NIBBLE: np.dtype("u1")},
 }
+FIELDS = 22  # of `Packing.row`
 INT4_ZERO = 0x88  # two codes that stand for 0; in mxfp4 it is 0x00
 
 

@@ -13,9 +13,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.experts import ExpertIndex
 from colibri.formats import Bytes
 from colibri.kernels.api import EMPTY, Ints
 from colibri.kernels.mapping import Mapping, mapping_nbytes
+
+_STAGING = 16 << 20
 
 
 class Arena:
@@ -26,13 +29,24 @@ class Arena:
         bases: `[num_slots]` int64, where each slot starts; multiples of 4096.
         ranges: the slots of each class.
         parts: `[num_slots, 3]` int64, where gate, up and down of the record in a slot start.
+        biases: likewise their biases, or None where experts have none.
+        staging: `[num_buffers, nbytes]`, where records are read that have to be packed.
         states: `[num_slots]` int32.
         touched: `[num_slots]` whether a slot takes memory, as its owner marks it.
         words: `[num_slots + 1]`, the states and a word that stays EMPTY, where slot -1 looks.
     """
 
-    def __init__(self, sizes: Sequence[int], counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        counts: Sequence[int],
+        staging_nbytes: int = 0,
+        biased: bool = False,
+    ) -> None:
         """Reserve `counts[c]` slots of `sizes[c]` bytes for each class c.
+
+        Staging buffers are of `staging_nbytes`, whole pages; `biased` says that experts have
+        biases.
 
         Raises:
             BudgetError: the system refuses the memory.
@@ -45,6 +59,10 @@ class Arena:
         self.bases: NDArray[np.int64] = ends - owners
         self.ranges = [range(*bounds) for bounds in pairwise(starts)]
         self.parts: NDArray[np.int64] = np.zeros((len(ends), 3), np.int64)
+        self.biases = np.zeros((len(ends), 3), np.int64) if biased else None
+        buffers = num_buffers(staging_nbytes)
+        self._staging = Mapping(buffers * staging_nbytes, "staging buffers")
+        self.staging: Bytes = self._staging.data.reshape(buffers, staging_nbytes)
         self.words: Ints = np.full(len(ends) + 1, EMPTY, np.int32)
         self.states: Ints = self.words[:-1]
         self.touched = np.zeros(len(ends), bool)
@@ -66,6 +84,20 @@ class Arena:
     def close(self) -> None:
         """Give the memory back, after the reader has stopped. Views stay valid and read zeros."""
         self._mapping.close()
+        self._staging.close()
+
+
+def num_buffers(staging_nbytes: int) -> int:
+    """Staging buffers of that size: more of small ones, since a block is at most one record.
+
+    At most three records wait half read; a fourth buffer serves whoever reads.
+    """
+    return min(max(_STAGING // staging_nbytes, 4), 16) if staging_nbytes else 0
+
+
+def staging_nbytes(index: ExpertIndex) -> int:
+    """Bytes of the staging buffer of the largest record."""
+    return max((layout.staging_nbytes for layout in index.layers), default=0)
 
 
 def arena_nbytes(slots_nbytes: int) -> int:

@@ -71,7 +71,7 @@ class ExpertStore:
         self._prefetched = self._withdrawn = 0
         self._wait_s = 0.0
         self._lock = threading.RLock()
-        self.table = Slots(arena.data, arena.parts, arena.states, self._wait)
+        self.table = Slots(arena.data, arena.parts, arena.states, self._wait, arena.biases)
 
     def lease(self, layer: int, experts: Ints) -> Lease:
         """Hold `experts [n]` (ascending, all different); the block gets their slots `[n]`.
@@ -290,6 +290,9 @@ class ExpertStore:
         try:
             experts = keys - row * self._num_experts
             self._arena.parts[slots] = self._records.parts(row, experts, self._arena.bases[slots])
+            if self._arena.biases is not None:
+                bases = self._arena.bases[slots]
+                self._arena.biases[slots] = self._records.biases(row, bases)
             self._key_of[slots] = keys
             self._slot_of[keys] = slots
             self._arena.touched[slots] = True

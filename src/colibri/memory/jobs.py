@@ -6,7 +6,8 @@ word turns READY or FAILED. Whoever needs the slot looks at that word and at not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
+from colibri.formats.packing import FIELDS, Packing
 from colibri.kernels.api import Ints
 
-__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of"]
+__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of", "steps_of"]
 
 
 class Reason(IntEnum):
@@ -87,6 +89,10 @@ class Jobs:
         crcs: `[n]` CRC-32C over the pieces in order, or None.
         scans: `[S, 6]` floats to look at, see `scans_of`; the reader keeps the array.
         prefetch: whether demand jobs may overtake these.
+        bases: `[n]` arena offset of each slot.
+        staged: `[P]` whether a piece's target counts from a staging buffer; empty where none does.
+        packings: how a record becomes resident when its pieces are there.
+        steps: `[S, 22]` the same as rows; the reader keeps the array.
     """
 
     slots: Ints
@@ -98,6 +104,10 @@ class Jobs:
     crcs: NDArray[np.uint32] | None
     scans: NDArray[np.int64]
     prefetch: bool = False
+    bases: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    staged: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    packings: tuple[Packing, ...] = ()
+    steps: NDArray[np.int64] = field(default_factory=lambda: steps_of(()))
 
 
 class Reader(Protocol):
@@ -126,6 +136,11 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Cancel queued jobs, wait for reads in flight, end threads. Closing twice is fine."""
+
+
+def steps_of(packings: Sequence[Packing]) -> NDArray[np.int64]:
+    """Packings as native code takes them, `[S, 22]`."""
+    return np.array([step.row() for step in packings], np.int64).reshape(-1, FIELDS)
 
 
 def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:

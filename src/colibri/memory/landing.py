@@ -6,11 +6,13 @@ import errno
 import os
 import threading
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import numpy as np
 
 from colibri.checkpoint.crc32c import crc32c
 from colibri.formats import Bytes, Scan
+from colibri.formats.packing import Packing
 from colibri.formats.scanning import all_finite
 from colibri.memory.arena import Arena
 from colibri.memory.drives import ALWAYS, MIRRORS, NEVER, Drives
@@ -18,7 +20,7 @@ from colibri.memory.jobs import PAGE, Failure, Jobs, ReaderStats, Reason
 from colibri.memory.system import drop_cached, make_buffered
 
 _MAX_RETRIES = 1000
-Piece = tuple[int, int, int, int]  # file, offset, nbytes, target
+Piece = tuple[int, int, int, int, int]  # file, offset, nbytes, target, whether it is staged
 
 
 class LandingFailed(Exception):  # noqa: N818  (ends one job and carries its answer)
@@ -39,6 +41,9 @@ class Job:
     crc: int
     check: int  # NEVER, ALWAYS or MIRRORS of `drives`
     scans: list[list[int]]
+    base: int = 0
+    packings: tuple[Packing, ...] = ()
+    staged: bool = False
 
 
 def split(jobs: Jobs, drives: Drives) -> list[Job]:
@@ -51,7 +56,9 @@ def split(jobs: Jobs, drives: Drives) -> list[Job]:
         *([same] * len(jobs.slots) if column is None else column.tolist() for column, same in told),
         strict=True,
     )
-    columns = (jobs.files, jobs.offsets, jobs.nbytes, jobs.targets)
+    staged = np.broadcast_to(jobs.staged if jobs.staged.size else 0, jobs.files.shape)
+    columns = (jobs.files, jobs.offsets, jobs.nbytes, jobs.targets, staged)
+    bases = jobs.bases.tolist() or [0] * len(jobs.slots)
     bodies = zip(*(column.tolist() for column in columns), strict=True)
     scans = jobs.scans.tolist()
     return [
@@ -62,8 +69,11 @@ def split(jobs: Jobs, drives: Drives) -> list[Job]:
             crc,
             check,
             scans,
+            base,
+            jobs.packings,
+            bool(jobs.staged.any()),
         )
-        for (slot, held, crc, check), pieces in zip(heads, bodies, strict=True)
+        for (slot, held, crc, check), pieces, base in zip(heads, bodies, bases, strict=True)
     ]
 
 
@@ -76,6 +86,10 @@ class Landing:
         self._in_flight = [0] * len(drives.files)
         self._sums = ReaderStats()
         self._drive_bytes = [0] * len(drives.files)
+        self._free: SimpleQueue[Bytes] = SimpleQueue()
+        for buffer in arena.staging:
+            self._free.put(buffer)
+        self._own = threading.local()  # the staging buffer of the job at hand
 
     @property
     def stats(self) -> ReaderStats:
@@ -88,15 +102,20 @@ class Landing:
         Raises:
             LandingFailed: says why.
         """
+        if job.staged:
+            self._own.buffer = self._free.get()
         try:
             used = 0
             for piece in job.pieces:
                 used |= 1 << self._read_somewhere(job, piece)
-            self._count(records=1, bytes_read=sum(nbytes for _, _, nbytes, _ in job.pieces))
+            self._count(records=1, bytes_read=sum(nbytes for _, _, nbytes, *_ in job.pieces))
             self._check_or_read_again(job, used)
         except LandingFailed:
             self._count(failed=1)
             raise
+        finally:
+            if job.staged:
+                self._free.put(self._own.buffer)
 
     # ---- Which drive.
 
@@ -188,6 +207,13 @@ class Landing:
             self._landed(job)
         ):
             raise LandingFailed(Failure(Reason.CHECKSUM, file=file, offset=offset))
+        pieces = [self._piece(piece) for piece in job.pieces] if job.packings else []
+        for step in job.packings:
+            start = step.to
+            start += job.base if step.in_slot else int(self._arena.parts[job.slot, step.part])
+            if not step.run(pieces, self._arena.data[start:]):
+                failure = Failure(Reason.NOT_FINITE, file=file, offset=offset, part=step.part)
+                raise LandingFailed(failure)
         for part, *run in job.scans:
             start = int(self._arena.parts[job.slot, part])
             if not all_finite(self._arena.data[start:], Scan(*run)):
@@ -195,28 +221,41 @@ class Landing:
 
     def _landed(self, job: Job) -> Bytes:
         """The bytes of the record, without a copy where it is one piece."""
-        spans = [(target + offset % PAGE, nbytes) for _, offset, nbytes, target in job.pieces]
-        pieces = [self._arena.data[start : start + nbytes] for start, nbytes in spans]
+        pieces = [self._piece(piece) for piece in job.pieces]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _piece(self, piece: Piece) -> Bytes:
+        """Its bytes, where they have landed."""
+        _, offset, nbytes, target, staged = piece
+        start = target + offset % PAGE
+        return self._memory(staged)[start : start + nbytes]
+
+    def _memory(self, staged: int) -> Bytes:
+        buffer: Bytes = self._own.buffer if staged else self._arena.data
+        return buffer
 
     # ---- One piece from one drive.
 
-    def _read(self, drive: int, file: int, offset: int, nbytes: int, target: int) -> None:
+    def _read(
+        self, drive: int, file: int, offset: int, nbytes: int, target: int, staged: int
+    ) -> None:
         files = self._drives.files[drive]
         fd = files.fds[file]
         if files.direct[file]:
-            if self._read_direct(drive, file, offset, nbytes, target):
+            if self._read_direct(drive, file, offset, nbytes, target, staged):
                 return
             make_buffered(fd)
             files.direct[file] = False
         start, done = target + offset % PAGE, 0
         while done < nbytes:
-            into = self._arena.data[start + done : start + nbytes]
+            into = self._memory(staged)[start + done : start + nbytes]
             done += self._pread(drive, file, offset + done, into)
         if not self._drives.keep_cache:
             drop_cached(fd, offset, nbytes)
 
-    def _read_direct(self, drive: int, file: int, offset: int, nbytes: int, target: int) -> bool:
+    def _read_direct(
+        self, drive: int, file: int, offset: int, nbytes: int, target: int, staged: int
+    ) -> bool:
         """Read the enclosing pages; False where this file does not take direct reads after all.
 
         It refuses them, or a read ends short of a page before its useful bytes are complete.
@@ -227,7 +266,7 @@ class Landing:
         while done < skip + nbytes:
             if done % PAGE:
                 return False
-            into = self._arena.data[target + done : target + whole]
+            into = self._memory(staged)[target + done : target + whole]
             try:
                 done += self._pread(drive, file, offset - skip + done, into)
             except LandingFailed as failed:

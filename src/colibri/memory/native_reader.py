@@ -24,6 +24,7 @@ _COLUMNS = (
     ("offsets", np.int64),
     ("nbytes", np.int64),
     ("targets", np.int64),
+    ("bases", np.int64),
 )
 _C_TYPES = {
     "<i4": "int32_t[]",
@@ -63,16 +64,20 @@ class NativeReader:
         pinned = (
             self._ffi.from_buffer("uint8_t[]", arena.data),
             self._ffi.from_buffer("int64_t[]", arena.parts),
+            self._ffi.from_buffer("uint8_t[]", arena.staging),
         )
         places, *kept = self._places(drives)
         handle = self._lib.colibri_reader_create(
-            *pinned,
+            *pinned[:2],
             self._state_words,
             arena.num_slots,
             max_pieces,
             places,
             num_threads,
             block,
+            pinned[2],
+            arena.staging.shape[1],
+            len(arena.staging),
         )
         del kept  # the library has its own copy
         if handle == self._ffi.NULL:
@@ -98,7 +103,10 @@ class NativeReader:
                 raise ReadError("the expert store is closed: open the model again")
             for name, column in asked.items():
                 setattr(self._jobs, name, self._optional(column))
-            self._jobs.scans, self._jobs.num_scans = self._scan_pointer(jobs.scans), len(jobs.scans)
+            self._jobs.scans, self._jobs.num_scans = self._kept(jobs.scans, "scan"), len(jobs.scans)
+            self._jobs.packings = self._kept(jobs.steps, "packing")
+            self._jobs.num_packings = len(jobs.steps)
+            self._jobs.staged = self._optional(jobs.staged if jobs.staged.size else None)
             self._jobs.num_pieces, self._jobs.prefetch = jobs.files.shape[1], jobs.prefetch
             self._lib.colibri_reader_submit(self._handle, len(jobs.slots), self._jobs)
             self._report_dropped()
@@ -185,11 +193,12 @@ class NativeReader:
         self._lib.colibri_reader_drive(self._handle, drive, nbytes, failure)
         return nbytes[0], _failure(failure) if failure.reason else Failure(Reason.CANCELLED)
 
-    def _scan_pointer(self, scans: NDArray[np.int64]) -> Any:
+    def _kept(self, rows: NDArray[np.int64], kind: str) -> Any:
         """The array as the library sees it; kept, because jobs refer to it."""
-        if id(scans) not in self._scans:
-            self._scans[id(scans)] = (scans, self._ffi.cast("colibri_scan *", self._pointer(scans)))
-        return self._scans[id(scans)][1]
+        if id(rows) not in self._scans:
+            pointer = self._ffi.cast(f"colibri_{kind} *", self._pointer(rows))
+            self._scans[id(rows)] = (rows, pointer)
+        return self._scans[id(rows)][1]
 
     def _optional(self, array: NDArray[Any] | None) -> Any:
         return self._ffi.NULL if array is None else self._pointer(array)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.kernels.library import Library
-from colibri.memory.arena import Arena
+from colibri.memory.arena import Arena, staging_nbytes
 from colibri.memory.devices import Reading, device_key, remember, remembered
 from colibri.memory.drives import Drives, Mirror
 from colibri.memory.expert_store import ExpertStore
@@ -60,7 +60,9 @@ def open_store(
     if not reader.verify:
         index = replace(index, crc=None)
     mirrors = open_mirrors(reader.mirrors, index)
-    arena = Arena([found.slot_nbytes for found in slot_classes(index)], counts)
+    biased = any(layout.biases is not None for layout in index.layers)
+    sizes = [found.slot_nbytes for found in slot_classes(index)]
+    arena = Arena(sizes, counts, staging_nbytes(index), biased)
     rows = [found.layers for found in slot_classes(index)]
     num_layers, num_experts, _ = index.file.shape
     policy = make_policy(eviction, (num_layers, num_experts), active, rows, counts, heat)

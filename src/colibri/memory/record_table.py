@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
-from colibri.memory.jobs import PAGE, Jobs, scans_of
+from colibri.memory.jobs import PAGE, Jobs, scans_of, steps_of
 
 Int64s = NDArray[np.int64]
 
@@ -17,15 +17,24 @@ class RecordTable:
     def __init__(self, index: ExpertIndex) -> None:
         self._index = index
         self._scans = [scans_of(layout) for layout in index.layers]
+        self._steps = [steps_of(layout.packings) for layout in index.layers]
+        self._staged = [_flags(layout, index.file.shape[2]) for layout in index.layers]
         self._regions = [_padded(layout, index.file.shape[2]) for layout in index.layers]
 
     def parts(self, row: int, experts: Int64s, bases: Int64s) -> Int64s:
         """Arena offsets `[n, 3]` of gate, up and down of `experts [n]` in slots at `bases [n]`."""
         layout = self._index.layers[row]
+        deltas: Int64s = bases[:, None] + np.array(layout.part_deltas)
+        if layout.part_pieces[0] < 0:  # packed: always at the same place
+            return deltas
         pieces = list(layout.part_pieces)
         slack = self._index.offset[row, experts][:, pieces] % PAGE
-        starts: Int64s = self._regions[row][pieces] + np.array(layout.part_deltas)
-        found: Int64s = bases[:, None] + starts + slack
+        found: Int64s = deltas + self._regions[row][pieces] + slack
+        return found
+
+    def biases(self, row: int, bases: Int64s) -> Int64s:
+        """Arena offsets `[n, 3]` of the biases of records in slots at `bases [n]`."""
+        found: Int64s = bases[:, None] + np.array(self._index.layers[row].biases)
         return found
 
     def nbytes(self, row: int, experts: Int64s) -> Int64s:
@@ -48,11 +57,32 @@ class RecordTable:
             files=index.file[row, experts],
             offsets=index.offset[row, experts],
             nbytes=index.nbytes[row, experts],
-            targets=bases[slots][:, None] + self._regions[row],
+            targets=self._targets(row, bases[slots]),
             crcs=None if index.crc is None else index.crc[row, experts],
             scans=self._scans[row],
             prefetch=prefetch,
+            bases=bases[slots],
+            staged=self._staged[row],
+            packings=index.layers[row].packings,
+            steps=self._steps[row],
         )
+
+    def _targets(self, row: int, bases: Int64s) -> Int64s:
+        """Where pieces go: staged ones count from a buffer, whichever it will be."""
+        staged, regions = self._staged[row], self._regions[row]
+        if not staged.size:
+            return bases[:, None] + regions
+        found: Int64s = np.where(staged, 0, bases[:, None]) + regions
+        return found
+
+
+def _flags(layout: ExpertLayerLayout, num_pieces: int) -> NDArray[np.uint8]:
+    """Which pieces are staged `[P]`; empty where none is."""
+    if not any(layout.staged):
+        return np.zeros(0, np.uint8)
+    flags = np.zeros(num_pieces, np.uint8)
+    flags[: len(layout.staged)] = layout.staged
+    return flags
 
 
 def _padded(layout: ExpertLayerLayout, num_pieces: int) -> Int64s:

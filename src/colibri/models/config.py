@@ -21,7 +21,8 @@ from colibri.nn.norm import RMSNorm
 from colibri.nn.rope import Rope
 
 _INERT = re.compile(
-    r"""_.* | architectures | auto_map | transformers_version | tokenizer_class | name_or_path
+    r"""_.* | architectures | quantization_config
+    | auto_map | transformers_version | tokenizer_class | name_or_path
     | model_name | dtype | torch_dtype | torchscript | use_bfloat16 | use_cache
     | .*_dropout | dropout | initializer_.* | router_.*_coef | router_jitter_noise
     | output_(attentions|hidden_states|router_logits|scores|past) | return_dict.*

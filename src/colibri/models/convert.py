@@ -59,4 +59,6 @@ def convert_model(
 def _parameter(tensor: DenseTensor, dense: Format | None) -> DenseParameter:
     parameter = tensor.parameter
     fmt = dense if dense and parameter.kind in _CODED_KINDS else tensor.stored
-    return DenseParameter(parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt)
+    return DenseParameter(
+        parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt, tensor.matrix
+    )

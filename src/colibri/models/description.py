@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from colibri.checkpoint.config import normalize
 from colibri.checkpoint.experts import ExpertIndex, index_experts
 from colibri.checkpoint.index import Checkpoint
+from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
+from colibri.checkpoint.storage import FLOAT_DTYPES, StoredMatrix, take_matrix
 from colibri.errors import ConfigError, UnsupportedModelError
-from colibri.formats import BF16, F16, F32, FloatFormat, Format
+from colibri.formats import BF16, F32, FloatFormat, Format
 from colibri.models.blueprint import Blueprint
 from colibri.nn.parameter import VECTORS, Parameter
 
-FLOAT_DTYPES: dict[str, FloatFormat] = {"F32": F32, "F16": F16, "BF16": BF16}
 _ALIGNMENT = 64
 _CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
 
@@ -25,7 +27,7 @@ class DenseTensor:
     """One dense tensor, where it is stored and how it will be resident.
 
     Attributes:
-        stored: format of the bytes in the file.
+        stored: format of the bytes in the file, or that holds them exactly.
         resident: the same for matrices; float32 for norms, biases and coded absorbed matrices.
     """
 
@@ -33,6 +35,7 @@ class DenseTensor:
     spec: TensorSpec
     stored: Format
     resident: Format
+    matrix: StoredMatrix | None = None  # codes and scales, where the bytes are not resident ones
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,16 +70,20 @@ class Description:
         """
         try:
             blueprint = Blueprint.of(checkpoint.config)
+            quantization = Quantization.read(normalize(checkpoint.config))
         except (ConfigError, UnsupportedModelError) as error:
             raise type(error)(f"{checkpoint.directory}: {error}") from None
         census = Census(Renaming(blueprint.family.rename).apply(checkpoint.tensors))
-        dense = tuple(_dense(checkpoint, census, parameter) for parameter in blueprint.parameters())
+        dense = tuple(
+            _dense(checkpoint, census, parameter, quantization)
+            for parameter in blueprint.parameters()
+        )
         requests = blueprint.expert_layers()
         if checkpoint.container is not None:
             experts = checkpoint.container.expert_index(requests)
             census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
         else:
-            experts = index_experts(census, requests)
+            experts = index_experts(census, requests, quantization)
             census.finish(blueprint.ignored())
         return cls(checkpoint, blueprint, dense, experts)
 
@@ -97,7 +104,9 @@ class Description:
         yield from dict.fromkeys([*names, *(tensor.stored.name for tensor in self.dense)])
 
 
-def _dense(checkpoint: Checkpoint, census: Census, parameter: Parameter) -> DenseTensor:
+def _dense(
+    checkpoint: Checkpoint, census: Census, parameter: Parameter, quantization: Quantization
+) -> DenseTensor:
     container = checkpoint.container
     if container is not None and parameter.name in container.coded:
         coded, shape = container.coded[parameter.name]
@@ -108,6 +117,12 @@ def _dense(checkpoint: Checkpoint, census: Census, parameter: Parameter) -> Dens
             )
         spec = census.take(parameter.name, (coded.resident_nbytes(shape),))
         return DenseTensor(parameter, spec, coded, _resident(parameter, coded))
+    if container is None and parameter.kind not in VECTORS:
+        rows, columns = parameter.shape
+        matrix = take_matrix(census, parameter.name, (rows, columns), quantization)
+        if matrix is not None:
+            fmt = matrix.storage.format
+            return DenseTensor(parameter, matrix.codes, fmt, _resident(parameter, fmt), matrix)
     spec = census.take(parameter.name, parameter.shape)
     stored = _float_format(spec)
     return DenseTensor(parameter, spec, stored, _resident(parameter, stored))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.checkpoint.safetensors import read_into, read_tensor
+from colibri.checkpoint.safetensors import read_into
 from colibri.errors import NumericsError
 from colibri.formats import Bytes, Floats
 from colibri.kernels import library
@@ -131,16 +131,28 @@ def _load_dense(
 
 def _fill(tensor: DenseTensor, region: Bytes) -> None:
     """Read one tensor into its region; norms and biases become float32 and must be finite."""
-    if tensor.resident is tensor.stored:
+    if tensor.resident is tensor.stored and tensor.matrix is None:
         read_into(tensor.spec, region[: tensor.spec.nbytes])
+    elif tensor.resident is tensor.stored:
+        read_stored(tensor, region)
     else:
-        values = tensor.stored.decode(read_tensor(tensor.spec), tensor.shape)
+        stored = np.empty(tensor.stored.resident_nbytes(tensor.shape), np.uint8)
+        read_stored(tensor, stored)
+        values = tensor.stored.decode(stored, tensor.shape)
         region[: values.nbytes] = values.reshape(-1).view(np.uint8)
     if tensor.parameter.kind in VECTORS:
         vector = region[: 4 * tensor.shape[1]].view(np.float32)
         _check_finite(tensor, vector)
         if tensor.parameter.kind == "centred_norm":
             vector += 1
+
+
+def read_stored(tensor: DenseTensor, out: Bytes) -> None:
+    """Read a tensor as resident bytes of the format in which it is stored."""
+    if tensor.matrix is None:
+        read_into(tensor.spec, out[: tensor.spec.nbytes])
+    else:
+        tensor.matrix.read(out)
 
 
 def _check_finite(tensor: DenseTensor, values: Floats) -> None:

@@ -14,6 +14,7 @@ from colibri.formats import BF16, F16, F32, FloatFormat
 from colibri.kernels.api import KV_BLOCK, Kernels, Limits
 from colibri.kernels.mapping import mapping_nbytes
 from colibri.kv import block_nbytes, cell_nbytes
+from colibri.memory.arena import num_buffers, staging_nbytes
 from colibri.memory.budget import usable_bytes
 from colibri.memory.slot_classes import divide, divide_slots, minimum_slots, slots_nbytes
 from colibri.models.description import Description
@@ -62,6 +63,7 @@ class Plan:
     workspace_bytes: int
     kv_bytes: int
     recurrent_bytes: int  # state that does not grow with the context, and its snapshots
+    staging_bytes: int
     slots_bytes: int
     spare_bytes: int
     context_length: int
@@ -82,6 +84,7 @@ class Plan:
             ("process", self.process_bytes),
             ("dense weights", self.dense_bytes),
             ("workspace", self.workspace_bytes),
+            *([("staging", self.staging_bytes)] if self.staging_bytes else []),
             (f"K/V of {self.context_length:,} positions ({self.kv_format})", self.kv_bytes),
             *recurrent,
             (f"{self.num_slots:,} of {self.num_experts:,} experts", self.slots_bytes),
@@ -130,6 +133,8 @@ class _Planner:
         self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(
             limits, description.blueprint.demand.array_width
         )
+        buffer = staging_nbytes(self.experts)
+        self.staging = mapping_nbytes(num_buffers(buffer) * buffer)
         self.kv_format = self._kv_format()
         states = description.blueprint.states()
         self.kv_block = block_nbytes(states, self.kv_format)
@@ -137,7 +142,7 @@ class _Planner:
         self.recurrent = mapping_nbytes(self.cells * cell_nbytes(states))
 
     def plan(self) -> Plan:
-        fixed = self.process + self.dense + self.workspace + self.recurrent
+        fixed = self.process + self.dense + self.workspace + self.recurrent + self.staging
         asked = self._asked_slots()
         least = minimum_slots(self.experts, self.active) if asked is None else asked
         least_bytes = slots_nbytes(self.experts, least)
@@ -158,6 +163,7 @@ class _Planner:
             process_bytes=self.process,
             dense_bytes=self.dense,
             workspace_bytes=self.workspace,
+            staging_bytes=self.staging,
             kv_bytes=kv,
             recurrent_bytes=self.recurrent,
             slots_bytes=slots_bytes,
@@ -254,7 +260,8 @@ class _Planner:
         return (
             f"the budget of {format_bytes(self.budget)} is too small by "
             f"{format_bytes_up(needed - self.budget)}: process {format_bytes(self.process)}, "
-            f"dense weights {format_bytes(self.dense)}, workspace {format_bytes(self.workspace)}, "
+            f"dense weights {format_bytes(self.dense)}, workspace "
+            f"{format_bytes(self.workspace + self.staging)}, "
             f"{self._recurrent_share()}K/V of {context} positions {format_bytes(kv)}, "
             f"{sum(slots)} expert slots {format_bytes(slots_bytes)}; {', or '.join(advice)}"
         )
