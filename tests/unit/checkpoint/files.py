@@ -15,12 +15,16 @@ ITEMS = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
     "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
 }
 Tensors = Mapping[str, np.ndarray]
 
 
 def dtype_of(array: np.ndarray) -> str:
     """The safetensors spelling of an array's type (uint16 holds bfloat16)."""
+    if array.dtype.names:  # one field, named for the dtype
+        return array.dtype.names[0]
     return next(name for name, item in ITEMS.items() if item == array.dtype)
 
 

@@ -272,12 +272,12 @@ REFUSED = {
     "codes": (
         A | {f"{P}.2.up_proj.weight": W[1][2].astype("u1")},
         UnsupportedModelError,
-        r"2\.up_proj\.weight': wanted dtype F32, F16, BF16, found U8",
+        r"2\.up_proj\.weight': wanted dtype F32 as in the others, found U8",
     ),
     "two types": (
         A | {f"{P}.2.up_proj.weight": W[1][2].astype("<f2")},
         UnsupportedModelError,
-        r"2\.up_proj\.weight': wanted dtype F32 as '.*0\.up_proj\.weight', found F16",
+        r"2\.up_proj\.weight': wanted dtype F32 as in the others, found F16",
     ),
 }
 

@@ -178,7 +178,6 @@ def test_other_activations_are_refused(act: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantization_config", {"quant_method": "fp8"}),
         ("n_group", 8),
         ("routed_scaling_factor", 2.5),
         ("scoring_func", "sigmoid"),
