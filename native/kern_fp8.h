@@ -19,42 +19,42 @@ INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int6
                      int64_t ld) {
     const int64_t ahead = stripes_ahead((R - 1) * K);
     vf16 acc[4][4];
-    vb32 most[4];
+    vb64 most[4];
     UNROLL for (int r = 0; r < R; r++) {
-        most[r] = vb32_zero();
+        most[r] = vb64_zero();
         UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
     }
     for (int64_t begin = 0; begin < K; begin += block, scales += 4) {
-        const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 32 * 32;
+        const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 64 * 64;
         vf16 sum[4][4];
         UNROLL for (int r = 0; r < R; r++) {
             if (begin % ASKED_NBYTES == 0) ask_ahead(w + r * K + begin, ahead);
             UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_zero();
         }
-        for (int64_t k = begin; k < whole; k += 32) {
+        int64_t k = begin;
+        for (; k < whole; k += 64) {
             UNROLL for (int r = 0; r < R; r++) {
                 const uint8_t *codes = w + r * K + k;
-                vf16 ws[2];
-                vf16_fp8_pair(codes, ws);
-                most[r] = vb32_most(most[r], codes);
-                UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws[0], vf16_f32(x[n] + k), sum[r][n]);
-                UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws[1], vf16_f32(x[n] + k + 16), sum[r][n]);
+                vf16 ws[4];
+                vf16_fp8_four(codes, ws);
+                most[r] = vb64_most(most[r], codes);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws[i], vf16_f32(x[n] + k + 16 * i), sum[r][n]);
+                }
             }
         }
-        int64_t k = whole;
-        if (k + 16 <= end) {
+        for (; k + 16 <= end; k += 16) {
             UNROLL for (int r = 0; r < R; r++) {
                 const vf16 ws = vf16_fp8(w + r * K + k);
-                most[r] = vb32_most_half(most[r], w + r * K + k);
+                most[r] = vb64_most_16(most[r], w + r * K + k);
                 UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_fma(ws, vf16_f32(x[n] + k), sum[r][n]);
             }
-            k += 16;
         }
         if (k < end) {
             UNROLL for (int r = 0; r < R; r++) {
                 uint8_t codes[16] = {0};
                 memcpy(codes, w + r * K + k, (size_t)(end - k));
-                most[r] = vb32_most_half(most[r], codes);
+                most[r] = vb64_most_16(most[r], codes);
                 UNROLL for (int n = 0; n < N; n++) {
                     sum[r][n] = vf16_fma(vf16_fp8(codes), vf16_head(F32_CODE, x[n] + k, (int)(end - k)), sum[r][n]);
                 }
@@ -67,7 +67,7 @@ INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int6
         }
     }
     UNROLL for (int r = 0; r < R; r++) {
-        const int is_nan = vb32_any_nan(most[r]);
+        const int is_nan = vb64_any_nan(most[r]);
         UNROLL for (int n = 0; n < N; n++) out[n * ld + r] = is_nan ? float_of(0x7fc00000) : vf16_sum(acc[r][n]);
     }
 }

@@ -38,18 +38,6 @@ INLINE void ask_ahead(const uint8_t *p, int64_t ahead) {
 typedef __m256 vf8;
 typedef __m256i vi8;
 
-/* The largest magnitude of 32 E4M3 codes at a time: 0x7f stands for NaN. */
-typedef __m256i vb32;
-INLINE vb32 vb32_zero(void) { return _mm256_setzero_si256(); }
-INLINE vb32 vb32_most(vb32 most, const void *p) {
-    return _mm256_max_epu8(most, _mm256_and_si256(_mm256_loadu_si256(p), _mm256_set1_epi8(0x7f)));
-}
-INLINE vb32 vb32_most_half(vb32 most, const void *p) { /* of 16 */
-    const __m256i items = _mm256_zextsi128_si256(_mm_loadu_si128(p));
-    return _mm256_max_epu8(most, _mm256_and_si256(items, _mm256_set1_epi8(0x7f)));
-}
-INLINE int vb32_any_nan(vb32 most) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(0x7f))) != 0; }
-
 INLINE vf8 vf8_zero(void) { return _mm256_setzero_ps(); }
 INLINE vf8 vf8_set1(float a) { return _mm256_set1_ps(a); }
 INLINE vf8 vf8_mul(vf8 a, vf8 b) { return _mm256_mul_ps(a, b); }
@@ -82,24 +70,6 @@ INLINE float sum_eight(vf8 a) { /* i + (i + 4), then i + (i + 2), then the last 
 typedef struct { float f[8]; } vf8;
 typedef struct { int32_t i[8]; } vi8;
 #define EACH8(expression) do { for (int l = 0; l < 8; l++) { expression; } } while (0)
-
-typedef struct { uint8_t b[32]; } vb32;
-INLINE vb32 vb32_zero(void) { return (vb32){{0}}; }
-INLINE vb32 vb32_most(vb32 most, const void *p) {
-    const uint8_t *e = p;
-    for (int l = 0; l < 32; l++) most.b[l] = (e[l] & 0x7f) > most.b[l] ? e[l] & 0x7f : most.b[l];
-    return most;
-}
-INLINE vb32 vb32_most_half(vb32 most, const void *p) {
-    uint8_t items[32] = {0};
-    memcpy(items, p, 16);
-    return vb32_most(most, items);
-}
-INLINE int vb32_any_nan(vb32 most) {
-    int found = 0;
-    for (int l = 0; l < 32; l++) found |= most.b[l] == 0x7f;
-    return found;
-}
 
 INLINE vf8 vf8_set1(float a) { vf8 r; EACH8(r.f[l] = a); return r; }
 INLINE vf8 vf8_zero(void) { return vf8_set1(0.0f); }
@@ -156,21 +126,32 @@ INLINE vf16 vf16_mul(vf16 a, vf16 b) { return _mm512_mul_ps(a, b); }
 INLINE vf16 vf16_fma(vf16 a, vf16 b, vf16 c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE void vf16_store(float *p, vf16 a) { _mm512_storeu_ps(p, a); }
 INLINE vf16 vf16_s8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
-/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see vb32. */
+/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see vb64. */
 INLINE vf16 vf16_fp8(const void *p) {
     const __m256i items = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7); /* the sign now fills two bits */
     const __m256i halves = _mm256_and_si256(items, _mm256_set1_epi16((int16_t)0xbfff));
     return _mm512_cvtph_ps(halves);
 }
-/* The same of 32 codes. A conversion that loads its halves takes half the work of one that moves them across a register,
-   so they go through memory; the empty statement keeps the compiler from seeing through that. */
-INLINE void vf16_fp8_pair(const void *p, vf16 out[2]) {
-    __m512i halves = _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(p)), 7);
-    halves = _mm512_and_si512(halves, _mm512_set1_epi16((int16_t)0xbfff));
-    __asm__("" : "+m"(halves));
-    out[0] = _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)&halves));
-    out[1] = _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)&halves + 1));
+/* The same of 64 codes. Numbers that are not subnormal (nor zero) need no conversion: their bits are moved into a float32,
+   and 112 is added to the exponent, whose upper bits are all clear. */
+INLINE vf16 vf16_fp8_normal(const void *p) {
+    const __m512i items = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)), 20);
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(items, _mm512_set1_epi32((int32_t)0x87f00000), _mm512_set1_epi32(0x38000000), 0xea));
 }
+INLINE void vf16_fp8_four(const uint8_t *p, vf16 out[4]) {
+    if (__builtin_expect(_mm512_testn_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(0x78)) == 0, 1)) {
+        UNROLL for (int i = 0; i < 4; i++) out[i] = vf16_fp8_normal(p + 16 * i);
+    } else {
+        UNROLL for (int i = 0; i < 4; i++) out[i] = vf16_fp8(p + 16 * i);
+    }
+}
+/* The largest magnitude of E4M3 codes, 64 or 16 at a time: 0x7f stands for NaN. */
+typedef __m512i vb64;
+INLINE vb64 vb64_zero(void) { return _mm512_setzero_si512(); }
+INLINE vb64 vb64_add(vb64 most, __m512i codes) { return _mm512_max_epu8(most, _mm512_and_si512(codes, _mm512_set1_epi8(0x7f))); }
+INLINE vb64 vb64_most(vb64 most, const void *p) { return vb64_add(most, _mm512_loadu_si512(p)); }
+INLINE vb64 vb64_most_16(vb64 most, const void *p) { return vb64_add(most, _mm512_zextsi128_si512(_mm_loadu_si128(p))); }
+INLINE int vb64_any_nan(vb64 most) { return _mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(0x7f)) != 0; }
 INLINE float vf16_sum(vf16 a) { return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
 
 #elif defined(VEC_AVX2)
@@ -189,15 +170,16 @@ INLINE vf16 vf16_fma(vf16 x, vf16 y, vf16 z) { return (vf16){_mm256_fmadd_ps(x.a
 INLINE void vf16_store(float *p, vf16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
 INLINE __m256 eight_s8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INLINE vf16 vf16_s8(const void *p) { return (vf16){eight_s8(p), eight_s8((const char *)p + 8)}; }
-/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see vb32. */
+/* E4M3 numbers times 2^-8: sign, exponent and mantissa moved into a float16. NaN codes come out as 480 * 2^-8; see vb64. */
 INLINE vf16 vf16_fp8(const void *p) {
     const __m256i items = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7); /* the sign now fills two bits */
     const __m256i halves = _mm256_and_si256(items, _mm256_set1_epi16((int16_t)0xbfff));
     return (vf16){_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
-/* The same of 32 codes; see AVX-512 for the way through memory. */
-INLINE void vf16_fp8_pair(const void *p, vf16 out[2]) {
-    for (int i = 0; i < 2; i++) {
+/* The same of 64 codes. A conversion that loads its halves takes half the work of one that moves them across a register,
+   so they go through memory; the empty statement keeps the compiler from seeing through that. */
+INLINE void vf16_fp8_four(const uint8_t *p, vf16 out[4]) {
+    UNROLL for (int i = 0; i < 4; i++) {
         __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p + i)), 7);
         halves = _mm256_and_si256(halves, _mm256_set1_epi16((int16_t)0xbfff));
         __asm__("" : "+m"(halves));
@@ -205,6 +187,15 @@ INLINE void vf16_fp8_pair(const void *p, vf16 out[2]) {
         out[i].b = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)&halves + 1));
     }
 }
+/* The largest magnitude of E4M3 codes, 64 or 16 at a time: 0x7f stands for NaN. */
+typedef __m256i vb64;
+INLINE vb64 vb64_zero(void) { return _mm256_setzero_si256(); }
+INLINE vb64 vb64_add(vb64 most, __m256i codes) { return _mm256_max_epu8(most, _mm256_and_si256(codes, _mm256_set1_epi8(0x7f))); }
+INLINE vb64 vb64_most(vb64 most, const void *p) {
+    return vb64_add(vb64_add(most, _mm256_loadu_si256(p)), _mm256_loadu_si256((const __m256i *)p + 1));
+}
+INLINE vb64 vb64_most_16(vb64 most, const void *p) { return vb64_add(most, _mm256_zextsi128_si256(_mm_loadu_si128(p))); }
+INLINE int vb64_any_nan(vb64 most) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(0x7f))) != 0; }
 INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
 
 #else
@@ -245,9 +236,20 @@ INLINE vf16 vf16_fp8(const void *p) {
     EACH16(r.f[l] = half_to_float((uint16_t)((e[l] & 0x80) << 8 | (e[l] & 0x7f) << 7)));
     return r;
 }
-INLINE void vf16_fp8_pair(const void *p, vf16 out[2]) {
-    for (int i = 0; i < 2; i++) out[i] = vf16_fp8((const uint8_t *)p + 16 * i);
+INLINE void vf16_fp8_four(const uint8_t *p, vf16 out[4]) {
+    for (int i = 0; i < 4; i++) out[i] = vf16_fp8(p + 16 * i);
 }
+typedef uint8_t vb64; /* of all codes so far */
+INLINE vb64 vb64_zero(void) { return 0; }
+INLINE vb64 vb64_most_16(vb64 most, const uint8_t *p) {
+    EACH16(most = (p[l] & 0x7f) > most ? p[l] & 0x7f : most);
+    return most;
+}
+INLINE vb64 vb64_most(vb64 most, const uint8_t *p) {
+    for (int i = 0; i < 4; i++) most = vb64_most_16(most, p + 16 * i);
+    return most;
+}
+INLINE int vb64_any_nan(vb64 most) { return most == 0x7f; }
 INLINE float vf16_sum(vf16 a) {
     vf8 r;
     EACH8(r.f[l] = a.f[l] + a.f[l + 8]);

@@ -230,6 +230,24 @@ def test_every_fp8_code_is_exact() -> None:
         np.testing.assert_array_equal(found[0], fmt.decode(data, (codes.size, 1))[:, 0])
 
 
+@pytest.mark.parametrize("name", [name for name in FORMAT_NAMES if name.startswith("fp8")])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_fp8_codes_that_are_subnormal_or_zero(name: str, share: float) -> None:
+    """Any share of them: long runs of other codes are read another way."""
+    rng, shape = generator(6), (13, 340)
+    codes = rng.integers(8, 127, shape, np.uint8)
+    small = rng.random(shape) < share
+    codes[small] = rng.integers(0, 8, shape, np.uint8)[small]
+    m = matrix(rng, FORMATS[name], *shape)
+    m.data[: codes.size] = (codes | rng.integers(0, 2, shape, np.uint8) << 7).reshape(-1)
+    x = gaussian(rng, 5, shape[1])
+    found = native().matmul(m, x)
+    sizes = np.abs(m.format.decode(m.data, shape))
+    assert (np.abs(found - REFERENCE.matmul(m, x)) <= 4e-6 * (np.abs(x) @ sizes.T)).all()
+    for kernels in variants("int16"):
+        assert_same_bits(kernels.matmul(m, x), found)
+
+
 @pytest.mark.parametrize("activations", list(ERROR))
 def test_the_scales_of_mxfp4_at_the_edges(activations: str) -> None:
     """Scale bytes 0 (2^-127), 1, 250 and 255 (NaN), each of one row, as the reference has them."""
