@@ -45,18 +45,24 @@ INLINE void absorb_tile(int format, int N, int C, const uint8_t *w, int64_t r, i
     }
 }
 
+/* out += q[d] w[d] by ascending d < R, for the columns below `whole`. */
+INLINE void absorb_few(int format, int R, const uint8_t *w, int64_t r, int64_t whole, const float *q, float *out) {
+    vf16 values[4];
+    for (int i = 0; i < R; i++) values[i] = vf16_set1(q[i]);
+    for (int64_t c = 0; c < whole; c += 16) {
+        vf16 acc = vf16_f32(out + c);
+        for (int i = 0; i < R; i++) acc = vf16_fma(values[i], vf16_load(format, w + (i * r + c) * item_size(format)), acc);
+        vf16_store(out + c, acc);
+    }
+}
+
 /* The same for one row, four weights of each column at a time: the weights are read once, in their order. */
 INLINE void absorb_row(int format, const uint8_t *w, int64_t r, int64_t dims, const float *q, float *out) {
     const int64_t whole = r / 16 * 16;
+    int64_t d = 0;
     memset(out, 0, (size_t)whole * sizeof *out);
-    for (int64_t d = 0; d < dims; d += 4) {
-        const int num = dims - d < 4 ? (int)(dims - d) : 4;
-        for (int64_t c = 0; c < whole; c += 16) {
-            vf16 acc = vf16_f32(out + c);
-            for (int i = 0; i < num; i++) acc = vf16_fma(vf16_set1(q[d + i]), vf16_load(format, w + ((d + i) * r + c) * item_size(format)), acc);
-            vf16_store(out + c, acc);
-        }
-    }
+    for (; d + 4 <= dims; d += 4) absorb_few(format, 4, w + d * r * item_size(format), r, whole, q + d, out);
+    for (; d < dims; d++) absorb_few(format, 1, w + d * r * item_size(format), r, whole, q + d, out);
 }
 
 INLINE void absorb_columns(int format, const uint8_t *w, int64_t r, int64_t dims, const float *q, float *out, int64_t at) {
