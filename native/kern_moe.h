@@ -144,7 +144,7 @@ static int any_landed(const moe_job *job, const int32_t *waiting, int n) {
 }
 
 /* Waits until one of the slots in `waiting` lands: spins for 20 us, then sleeps on all of them. Returns 0 at `end`. */
-static int wait_for(const moe_job *job, const int32_t *waiting, int n, int64_t end) {
+static int wait_until_landed(const moe_job *job, const int32_t *waiting, int n, int64_t end) {
     const int64_t spin_end = now_ns() + SPIN_WAIT_NS;
     const void *words[MOST_WAITED];
     pool_rest(job->ctx->pool);
@@ -155,6 +155,15 @@ static int wait_for(const moe_job *job, const int32_t *waiting, int n, int64_t e
     for (int i = 0; i < n; i++) words[i] = &job->table->states[job->slots[waiting[i]]];
     futex_wait_any(words, n, SLOT_IS_LOADING, SLEEP_NS);
     return now_ns() < end;
+}
+
+static int wait_for(const moe_job *job, colibri_progress *progress, const int32_t *waiting, int n, int64_t end) {
+    if (progress->num_waits >= progress->most_waits) return wait_until_landed(job, waiting, n, end);
+    int64_t *span = progress->waits + 2 * progress->num_waits++;
+    span[0] = now_ns();
+    const int in_time = wait_until_landed(job, waiting, n, end);
+    span[1] = now_ns();
+    return in_time;
 }
 
 /* FAILED where a slot that is not done will never be READY. */
@@ -180,7 +189,7 @@ static int32_t run_any_order(moe_job *job, colibri_progress *progress, int64_t e
         }
         run_nets(job, num);
         progress->finished += (int32_t)num;
-        if (num == 0 && !wait_for(job, waiting, num_waiting, end)) return COLIBRI_AGAIN;
+        if (num == 0 && !wait_for(job, progress, waiting, num_waiting, end)) return COLIBRI_AGAIN;
     }
     add_outputs(job, 0, m->starts[job->n]);
     return COLIBRI_OK;
@@ -195,7 +204,7 @@ static int32_t run_ascending(moe_job *job, colibri_progress *progress, int64_t e
         if (code != COLIBRI_OK) return code;
         if (state == SLOT_IS_LOADING) {
             const int32_t waiting[1] = {(int32_t)i};
-            if (!wait_for(job, waiting, 1, end)) return COLIBRI_AGAIN;
+            if (!wait_for(job, progress, waiting, 1, end)) return COLIBRI_AGAIN;
             continue;
         }
         m->nets[0] = net_of(job, i, 0);

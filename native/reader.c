@@ -77,6 +77,8 @@ static int take(colibri_reader *r, block *taken) {
     if (j->buffer == NEEDS_BUFFER && !give_buffer(r, slot))
         return 0; /* until some other record has landed */
     *taken = j->rest;
+    if (!j->times[1])
+        j->times[1] = now_ns();
     j->rest.from = taken->to = block_end(r, taken);
     j->in_flight++;
     if (j->rest.from == j->rest.to)
@@ -99,6 +101,7 @@ static int finish(colibri_reader *r, const block *b, int32_t drive, const colibr
 }
 
 static void publish(colibri_reader *r, int32_t slot, int32_t state) {
+    r->jobs[slot].times[2] = now_ns();
     __atomic_store_n(&r->states[slot], state, __ATOMIC_RELEASE);
     futex_wake(&r->states[slot], INT_MAX);
 }
@@ -193,7 +196,7 @@ colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int3
     if (!r)
         return NULL;
     int32_t num_fds = drives->num_drives * drives->num_files;
-    r->arena = arena, r->parts = parts, r->states = states, r->max_pieces = max_pieces;
+    r->arena = arena, r->parts = parts, r->states = states, r->num_slots = num_slots, r->max_pieces = max_pieces;
     r->num_drives = drives->num_drives, r->num_files = drives->num_files, r->keep_cache = drives->keep_cache;
     r->staging = staging, r->staging_nbytes = staging_nbytes;
     while (r->num_free < num_staging && r->num_free < MAX_BUFFERS) {
@@ -221,6 +224,7 @@ colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int3
 }
 
 void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jobs *jobs) {
+    const int64_t now = now_ns();
     pthread_mutex_lock(&r->mutex);
     for (int32_t i = 0; i < num_jobs; i++) {
         int32_t slot = jobs->slots[i];
@@ -234,6 +238,7 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         j->check = !jobs->crcs ? COLIBRI_CHECK_NEVER : jobs->checks ? jobs->checks[i] : COLIBRI_CHECK_ALWAYS;
         j->drives = (jobs->drives ? jobs->drives[i] : 0) | 1u;
         j->used = 0, j->in_flight = 0, j->failure.reason = 0;
+        j->times[0] = now, j->times[1] = j->times[2] = 0;
         for (int64_t k = (int64_t)i * jobs->num_pieces; k < (int64_t)(i + 1) * jobs->num_pieces; k++)
             if (jobs->nbytes[k])
                 r->pieces[(int64_t)slot * r->max_pieces + j->num_pieces++] =
@@ -283,6 +288,26 @@ int32_t colibri_slot_wait(const int32_t *state, int32_t timeout_ms) {
 void colibri_reader_failure(colibri_reader *r, int32_t slot, colibri_failure *failure) {
     __atomic_load_n(&r->states[slot], __ATOMIC_ACQUIRE);
     *failure = r->jobs[slot].failure;
+}
+
+int32_t colibri_reader_times(colibri_reader *r, int32_t slot, int64_t times[3]) {
+    __atomic_load_n(&r->states[slot], __ATOMIC_ACQUIRE);
+    pthread_mutex_lock(&r->mutex);
+    memcpy(times, r->jobs[slot].times, sizeof r->jobs[slot].times);
+    int32_t reason = r->jobs[slot].failure.reason;
+    pthread_mutex_unlock(&r->mutex);
+    return reason;
+}
+
+void colibri_reader_queues(colibri_reader *r, int32_t counts[3]) {
+    counts[0] = counts[1] = counts[2] = 0;
+    pthread_mutex_lock(&r->mutex);
+    for (int queue = DEMAND; queue <= PREFETCH; queue++)
+        for (int32_t slot = r->first[queue]; slot >= 0; slot = r->jobs[slot].next)
+            counts[queue]++;
+    for (int32_t slot = 0; slot < r->num_slots; slot++)
+        counts[2] += r->jobs[slot].in_flight;
+    pthread_mutex_unlock(&r->mutex);
 }
 
 uint32_t colibri_reader_dropped(colibri_reader *r) { return __atomic_load_n(&r->dropped, __ATOMIC_ACQUIRE); }

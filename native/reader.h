@@ -37,6 +37,7 @@ typedef struct {
     int32_t next, previous; /* slots, -1 at an end */
     block rest;             /* of the piece that is being handed out: what nobody has taken */
     int32_t in_flight;      /* blocks taken and not finished */
+    int64_t times[3];       /* submitted, begun, ended */
     colibri_failure failure; /* reason 0 while nothing has failed */
 } job;
 
@@ -47,7 +48,7 @@ struct colibri_reader {
     job *jobs;     /* [num_slots] */
     piece *pieces; /* [num_slots][max_pieces] */
     int32_t *fds, *direct; /* [num_drives][num_files] */
-    int32_t max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
+    int32_t num_slots, max_pieces, num_files, num_drives, num_threads, idle, closing, keep_cache;
     uint8_t *staging; /* buffers of staging_nbytes; the free ones are free_buffers[0 … num_free) */
     int64_t staging_nbytes;
     int32_t free_buffers[MAX_BUFFERS], num_free;

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from colibri.cli.inspection import inspectable
 from colibri.cli.interrupt import interruptible
 from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
@@ -48,7 +49,7 @@ def chat(system: SYSTEM = None, *, settings: Settings, sampling: dict[str, Any])
         llm = LLM.from_settings(settings, reporter)
         reporter.close()
         say(f"{llm.prepared.directory.resolve().name} · /help lists commands, Ctrl-D leaves")
-        with llm, llm.open_session() as session:
+        with llm, inspectable(llm), llm.open_session() as session:
             if not llm.has_chat_template:
                 # It has no end of turn, and would go on to the end of the context.
                 sampling = {"max_tokens": CONTINUATION, **given(sampling)}

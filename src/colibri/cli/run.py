@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from colibri.cli.inspection import inspectable
 from colibri.cli.interrupt import interruptible
 from colibri.cli.options import JSON, with_sampling, with_settings
 from colibri.cli.progress import Reporter
@@ -62,7 +63,7 @@ def run(
         from colibri.llm import LLM
 
         llm = LLM.from_settings(settings, reporter)
-        with llm, interruptible() as cancelled:
+        with llm, inspectable(llm), interruptible() as cancelled:
             reporter.close()
             options = {**sampling, "progress": reporter.prompt, "cancelled": cancelled}
             stream = start(llm, text, ids=ids, chat=chat, options=options)

@@ -156,6 +156,11 @@ class Engine:
         with self._taking_turn(), self._borrowed(None) as session:
             return teacher_forced(session, prompt, self.limits.prefill_chunk, routes=routes)
 
+    @property
+    def positions(self) -> list[int]:
+        """How far each open session has come."""
+        return sorted(session.position for session in list(self._sessions) if not session.is_closed)
+
     def metrics(self) -> Metrics:
         """Everything since the start; the times are sums."""
         return self._memory(replace(self._total, experts=self._counts()))

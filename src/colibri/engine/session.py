@@ -86,6 +86,11 @@ class Session:
             del self._ids[self._state.truncate(length) :]
 
     @property
+    def is_closed(self) -> bool:
+        """Whether its blocks are given back."""
+        return self._closed
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether it can be rewound to snapshots only."""
         return self._state.is_recurrent

@@ -52,6 +52,8 @@ class NativeKernels(NativeRecurrent):
     Attributes:
         isa: the instruction set in use.
         threads: threads that compute, the caller's among them.
+        waits: `[N, 2]` where `moe_step` writes when waits began and ended (monotonic clock, ns).
+        num_waits: how many the last `moe_step` wrote.
     """
 
     name = "native"
@@ -87,6 +89,8 @@ class NativeKernels(NativeRecurrent):
         # The structs of the step at hand: all its layers share a batch, and three calls a routing.
         self._batch: tuple[Batch, RopeTable, Any] | None = None
         self._routing: tuple[Routing, Any] | None = None
+        self.waits: NDArray[np.int64] | None = None
+        self.num_waits = 0
 
     def workspace_nbytes(self, limits: Limits) -> int:
         """Bytes that `reserve(limits)` will take."""
@@ -173,17 +177,25 @@ class NativeKernels(NativeRecurrent):
         self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats
     ) -> None:
         """See `Kernels.moe_step`."""
-        self._do(
-            "colibri_moe_step",
-            self._structs.experts(layer),
-            self._routed(layer, routing),
-            self._ints(experts, (-1,), "experts"),
-            self._ints(slots, (len(experts),), "slots"),
-            len(experts),
-            self._structs.slots(table),
-            self._library.ffi.new("colibri_progress *"),
-            self._floats(y, routing.hidden.shape, "y"),
-        )
+        ffi = self._library.ffi
+        progress = ffi.new("colibri_progress *")
+        if self.waits is not None:
+            progress.most_waits = len(self.waits)
+            progress.waits = ffi.from_buffer("int64_t[]", self.waits)
+        try:
+            self._do(
+                "colibri_moe_step",
+                self._structs.experts(layer),
+                self._routed(layer, routing),
+                self._ints(experts, (-1,), "experts"),
+                self._ints(slots, (len(experts),), "slots"),
+                len(experts),
+                self._structs.slots(table),
+                progress,
+                self._floats(y, routing.hidden.shape, "y"),
+            )
+        finally:
+            self.num_waits = progress.num_waits
 
     def moe_finish(self, layer: Experts, routing: Routing, y: Floats, x: Floats) -> None:
         """See `Kernels.moe_finish`."""

@@ -17,6 +17,7 @@ from colibri.engine.session import Session
 from colibri.errors import RequestError, TextError
 from colibri.llm.completion import Completion, ReplyText, Stream
 from colibri.llm.heat_keeper import HeatKeeper
+from colibri.llm.inspection import inspected
 from colibri.llm.loading import LoadProgress, Prepared, open_model
 from colibri.llm.options import RequestOptions, Stop, check_names
 from colibri.llm.route_trace import RouteTrace, TracedModel
@@ -207,6 +208,11 @@ class LLM:
     def metrics(self) -> Metrics:
         """Everything since the model was opened."""
         return self._running().metrics()
+
+    def inspect(self) -> dict[str, Any]:
+        """What is in memory, on its way and waited for just now, as JSON can hold it."""
+        engine, model = self._running(), self._model
+        return {} if model is None else inspected(engine, model)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from colibri.models.loader import load_model
 from colibri.models.model import Model
 from colibri.models.plan import Plan, plan_model
 from colibri.settings import Settings
+from colibri.spans import Spans
 from colibri.text import ChatTemplate, Tokenizer
 from colibri.units import format_bytes
 
@@ -63,6 +64,8 @@ class Prepared:
 
     def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper | None]:
         """Carry out the plan, and begin to read what earlier runs used most."""
+        profile = self.settings.profile
+        spans = None if profile is None else Spans(Path(profile))
         keeps_heat = self.settings.heat and not uses_bundled(self.settings)
         usage = open_usage(self.description) if keeps_heat else None
         verdicts = open_verdicts(self.description, self.plan.num_slots) if keeps_heat else None
@@ -76,6 +79,7 @@ class Prepared:
             reader=self.settings.reader,
             prefetch=self.settings.prefetch,
             governor=None if verdicts is None else verdicts.governor,
+            spans=spans,
         )
         if usage is None:
             return model, None

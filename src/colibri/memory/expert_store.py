@@ -163,6 +163,24 @@ class ExpertStore:
                 warmed=self._ahead.of(Origin.WARMED),
             )
 
+    def slot_states(self) -> list[dict[str, int]]:
+        """What the usable slots of each class are at, for people to look at."""
+        with self._lock:
+            found = []
+            for each in self._classes:
+                usable = self._ranges[each.layers[0]]
+                window = slice(usable.start, usable.stop)
+                counts = np.bincount(self._arena.states[window], minlength=4).tolist()
+                names = ("empty", "loading", "ready", "failed")
+                leased = int(np.count_nonzero(self._leases[window]))
+                about = {"slot_bytes": each.slot_nbytes, "usable": len(usable), "leased": leased}
+                found.append(about | dict(zip(names, counts, strict=True)))
+        return found
+
+    def queues(self) -> tuple[int, int, int]:
+        """See `Reader.queues`."""
+        return self._reader.queues()
+
     def close(self) -> None:
         """Cancel queued reads, wait for those in flight, give the memory back.
 

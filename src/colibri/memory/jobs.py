@@ -18,7 +18,17 @@ from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
 from colibri.formats.packing import FIELDS, Packing
 from colibri.kernels.api import Ints
 
-__all__ = ["PAGE", "Failure", "Jobs", "Reader", "ReaderStats", "Reason", "scans_of", "steps_of"]
+__all__ = [
+    "PAGE",
+    "Failure",
+    "Jobs",
+    "Reader",
+    "ReaderStats",
+    "Reason",
+    "TimedReader",
+    "scans_of",
+    "steps_of",
+]
 
 
 class Reason(IntEnum):
@@ -134,8 +144,21 @@ class Reader(Protocol):
     def stats(self) -> ReaderStats:
         """Sums since the start."""
 
+    def queues(self) -> tuple[int, int, int]:
+        """Jobs that wait, demanded and read ahead, then what is being read (blocks or records)."""
+
     def close(self) -> None:
         """Cancel queued jobs, wait for reads in flight, end threads. Closing twice is fine."""
+
+
+class TimedReader(Reader, Protocol):
+    """A reader of real files."""
+
+    def times(self, slot: int) -> tuple[tuple[int, int, int], int]:
+        """Of the slot's last job, which has ended: when it was submitted, begun (0: never), ended.
+
+        In nanoseconds of `time.monotonic_ns`; then why it failed, a `Reason` or 0.
+        """
 
 
 def steps_of(packings: Sequence[Packing]) -> NDArray[np.int64]:

@@ -141,6 +141,23 @@ class NativeReader:
             self._lib.colibri_reader_failure(self._handle, slot, found)
         return _failure(found)
 
+    def times(self, slot: int) -> tuple[tuple[int, int, int], int]:
+        """See `TimedReader.times`."""
+        found = self._ffi.new("int64_t[3]")
+        with self._guard:
+            if self._handle is None:
+                return (0, 0, 0), int(Reason.CANCELLED)
+            reason = self._lib.colibri_reader_times(self._handle, slot, found)
+        return (found[0], found[1], found[2]), reason
+
+    def queues(self) -> tuple[int, int, int]:
+        """See `Reader.queues`."""
+        found = self._ffi.new("int32_t[3]")
+        with self._guard:
+            if self._handle is not None:
+                self._lib.colibri_reader_queues(self._handle, found)
+        return found[0], found[1], found[2]
+
     def stats(self) -> ReaderStats:
         """Sums since the start."""
         found = self._ffi.new("colibri_reader_stats *")

@@ -82,6 +82,10 @@ class NullReader:
         """Sums since the start."""
         return self._stats
 
+    def queues(self) -> tuple[int, int, int]:
+        """Nothing is read before its time has come."""
+        return len(self.demand), len(self.prefetch), 0
+
     def close(self) -> None:
         """Cancel everything."""
         self._closed = True

@@ -15,7 +15,7 @@ from colibri.memory.arena import Arena, staging_nbytes
 from colibri.memory.devices import Reading, device_key, remember, remembered
 from colibri.memory.drives import Drives, Mirror
 from colibri.memory.expert_store import ExpertStore
-from colibri.memory.jobs import Reader
+from colibri.memory.jobs import Reader, TimedReader
 from colibri.memory.measuring import LEAST_MODEL, Measurement, on_drive
 from colibri.memory.mirror import open_mirrors
 from colibri.memory.native_reader import NativeReader
@@ -24,6 +24,8 @@ from colibri.memory.policies import make_policy
 from colibri.memory.reader import ThreadReader
 from colibri.memory.reader_config import ReaderConfig
 from colibri.memory.slot_classes import slot_classes
+from colibri.memory.traced import TracedReader
+from colibri.spans import Spans
 
 _DEFAULT = ReaderConfig()
 _FIRST = np.zeros(1, np.int64)
@@ -39,6 +41,7 @@ def open_store(
     eviction: str = "mixed",
     active: int = 1,
     heat: NDArray[np.float64] | None = None,
+    spans: Spans | None = None,
 ) -> ExpertStore:
     """A store with `counts[c]` slots of each of `slot_classes(index)`, as `divide` gives them.
 
@@ -51,6 +54,7 @@ def open_store(
         eviction: one of `policies.EVICTIONS`.
         active: experts that serve one token in one layer.
         heat: uses `[L, E]` of earlier runs, from which the policy starts.
+        spans: where reads are written down, if they are.
 
     Raises:
         BudgetError: the system refuses the memory.
@@ -77,7 +81,9 @@ def open_store(
     )
     threads = num_threads or reader.threads or min(64, sum(found.threads for found in readings))
     block = readings[0].block if reader.block is None else reader.block
-    opened = open_reader(index, arena, library, drives, threads, block)
+    opened: Reader = (timed := open_reader(index, arena, library, drives, threads, block))
+    if spans is not None:
+        opened = TracedReader(timed, arena, index, spans)
     return ExpertStore(index, arena, policy, opened, active)
 
 
@@ -142,7 +148,7 @@ def open_reader(
     drives: Drives,
     num_threads: int,
     block: int = 0,
-) -> Reader:
+) -> TimedReader:
     """The library's reader where there is a library; it owns `drives`. Raises ReadError."""
     try:
         if library is None:

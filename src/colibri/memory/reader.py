@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 import numpy as np
@@ -30,6 +31,8 @@ class ThreadReader:
         self._demand: deque[Job] = deque()
         self._prefetch: deque[Job] = deque()
         self._failures: dict[int, Failure] = {}
+        self._times: dict[int, list[int]] = {}
+        self._reading = 0
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"colibri-reader-{i}", daemon=True)
@@ -47,6 +50,10 @@ class ThreadReader:
                 raise ReadError("the expert store is closed: open the model again")
             queue = self._prefetch if jobs.prefetch else self._demand
             try:
+                now = time.monotonic_ns()
+                for job in new:
+                    self._failures.pop(job.slot, None)
+                    self._times[job.slot] = [now, 0, 0]
                 self._states[jobs.slots] = LOADING
                 queue.extend(new)
                 self._changed.notify_all()
@@ -81,6 +88,18 @@ class ThreadReader:
         """Why the slot failed."""
         return self._failures.get(slot, Failure(Reason.CANCELLED))
 
+    def times(self, slot: int) -> tuple[tuple[int, int, int], int]:
+        """See `TimedReader.times`."""
+        with self._changed:
+            submitted, begun, ended = self._times[slot]
+            failure = self._failures.get(slot)
+        return (submitted, begun, ended), 0 if failure is None else int(failure.reason)
+
+    def queues(self) -> tuple[int, int, int]:
+        """See `Reader.queues`."""
+        with self._changed:
+            return len(self._demand), len(self._prefetch), self._reading
+
     def stats(self) -> ReaderStats:
         """Sums since the start."""
         return self._landing.stats
@@ -109,6 +128,7 @@ class ThreadReader:
                 queue.remove(job)
         for slot in slots:
             self._failures[slot] = Failure(Reason.CANCELLED)
+            self._times[slot][2] = time.monotonic_ns()
             self._states[slot] = FAILED
 
     def _work(self) -> None:
@@ -120,6 +140,8 @@ class ThreadReader:
                 self._failures[job.slot] = failed.failure
                 state = FAILED
             with self._changed:
+                self._reading -= 1
+                self._times[job.slot][2] = time.monotonic_ns()
                 self._states[job.slot] = state
                 self._changed.notify_all()
 
@@ -127,6 +149,9 @@ class ThreadReader:
         with self._changed:
             while not self._closed:
                 if self._demand or self._prefetch:
-                    return (self._demand or self._prefetch).popleft()
+                    job = (self._demand or self._prefetch).popleft()
+                    self._times[job.slot][1] = time.monotonic_ns()
+                    self._reading += 1
+                    return job
                 self._changed.wait()
         return None

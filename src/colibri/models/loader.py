@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from colibri.formats import Bytes, Floats
 from colibri.kernels import library
 from colibri.kernels.api import Kernels, Matrix
 from colibri.kernels.mapping import Mapping
+from colibri.kernels.traced import traced_kernels
 from colibri.kv import KVPool
 from colibri.memory.governor import Governor
 from colibri.memory.opening import open_store
@@ -27,6 +29,7 @@ from colibri.models.model import BoundLayer, Model
 from colibri.models.plan import KV_FORMATS, Plan
 from colibri.nn.parameter import VECTORS
 from colibri.nn.sublayer import BoundSublayer, Site
+from colibri.spans import Spans
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 _READER = ReaderConfig()
@@ -43,18 +46,22 @@ def load_model(
     reader: ReaderConfig = _READER,
     prefetch: PrefetchMode = "off",
     governor: Governor | None = None,
+    spans: Spans | None = None,
 ) -> Model:
     """Load what `plan` says and nothing else.
 
     `eviction` names the policy of the expert store, which starts from `heat [L, E]`; `reader` says
     how experts are read. `prefetch` says whether layers are looked ahead; under "auto" the
-    `governor` does, which knows nothing by default.
+    `governor` does, which knows nothing by default. `spans` gets every step, kernel and read,
+    and is closed with the model.
 
     Raises:
         CheckpointError: a file changed or shrank since the census.
         NumericsError: a norm or bias is not finite.
     """
     with ExitStack() as resources:
+        if spans is not None:
+            resources.callback(lambda: spans.close(**asdict(store.stats)))
         weights = _load_dense(description, resources, progress)
         kernels.reserve(description.blueprint.limits(plan.prefill_chunk))
         states = description.blueprint.states()
@@ -69,6 +76,7 @@ def load_model(
             active=description.blueprint.limits(1).num_experts_per_tok,
             heat=heat,
             reader=reader,
+            spans=spans,
         )
         resources.callback(store.close)
         resources.callback(watch_memory(store).close)
@@ -77,7 +85,7 @@ def load_model(
             family=description.blueprint.family,
             config=description.blueprint.config,
             plan=plan,
-            kernels=kernels,
+            kernels=kernels if spans is None else traced_kernels(kernels, spans),
             store=store,
             kv=pool,
             trunk=description.blueprint.trunk.bind(weights),
@@ -86,6 +94,7 @@ def load_model(
             prefetcher=Prefetcher(
                 store, [found.layer for found in description.experts.layers], prefetch, governor
             ),
+            spans=spans,
         )
 
 

@@ -19,6 +19,7 @@ from colibri.models.family import Family
 from colibri.models.plan import Plan
 from colibri.nn.sublayer import NOTHING, BoundSublayer, LookAhead, RouteListener, Step
 from colibri.nn.trunk import BoundTrunk
+from colibri.spans import Spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +45,7 @@ class Model:
     Attributes:
         prefetcher: what looks ahead.
         predictor: what it asks; by default the later layer's own router.
+        spans: where every step is written down, if it is.
     """
 
     family: Family
@@ -57,6 +59,7 @@ class Model:
     prefetcher: Prefetcher
     resources: ExitStack = field(default_factory=ExitStack)
     predictor: Predictor | None = None
+    spans: Spans | None = None
 
     def forward(
         self,
@@ -77,13 +80,26 @@ class Model:
                 rewound. NumericsError, ReadError: from the layers.
         """
         step = Step(self.kernels, self.store, batch, ids, routes)
+        if self.spans is None:
+            return self._run(step, wanted, cancelled)
+        with self.spans.span("forward", rows=len(ids)):
+            logits = self._run(step, wanted, cancelled)
+        self.spans.flush()
+        return logits
+
+    def _run(self, step: Step, wanted: Ints, cancelled: Callable[[], bool] | None) -> Floats:
         x = self.trunk.embed(step)
         step.look_ahead = look_ahead = self._begin_look_ahead(x)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if cancelled is not None and cancelled():
                 raise Cancelled("the request was cancelled")
             for sublayer in layer.sublayers:
-                sublayer.step(step, x, x)
+                if self.spans is None:
+                    sublayer.step(step, x, x)
+                    continue
+                name = type(sublayer).__name__.removeprefix("Bound")
+                with self.spans.span(f"layer {number}: {name}", layer=number):
+                    sublayer.step(step, x, x)
         logits = self.trunk.logits(self.kernels, x[wanted])
         if look_ahead is not None:
             self.prefetcher.end()

@@ -2,6 +2,7 @@
 
 A setting's value is the explicit keyword or flag, else the variable COLIBRI_<NAME>, else its
 default. Flags, variables, checks and documentation are all made from the fields below.
+(Over 400 lines because all knobs stand in one table.)
 """
 
 from __future__ import annotations
@@ -146,6 +147,12 @@ class Settings:
         parse_text,
         "FILE",
         "Write down which experts each token chose, for `coli sim`",
+    )
+    profile: str | None = knob(
+        None,
+        parse_text,
+        "FILE",
+        "Write down when what was computed, read and waited for, for ui.perfetto.dev",
     )
 
     mirror: tuple[str, ...] = knob(
