@@ -144,6 +144,12 @@ def convert(
     began = time.monotonic()
     _require_directory(destination)
     layouts = [_target(layer, experts, down or experts) for layer in index.layers]
+    for layer in index.layers:
+        if layer.biases is not None:
+            raise UnsupportedModelError(
+                f"layer {layer.layer}: experts with biases are not converted yet;"
+                " run the checkpoint as it is"
+            )
     for parameter in dense:  # they are written last, hours later perhaps
         _require_exact(parameter.stored, parameter.format, parameter.name)
     job = _Job(index, layouts, dense, progress)

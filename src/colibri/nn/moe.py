@@ -61,6 +61,7 @@ class MoEFFN(Sublayer):
         shared_intermediate_size: width of the shared expert, None without one.
         shared_gate: whether the shared expert is multiplied by the sigmoid of a gate of its own.
         swiglu: the activation of routed and shared experts.
+        transposed, interleaved, biased: how the checkpoint stores experts, see `ExpertLayer`.
     """
 
     hidden_size: int
@@ -72,6 +73,9 @@ class MoEFFN(Sublayer):
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
     swiglu: Swiglu = PLAIN
+    transposed: bool = False
+    interleaved: bool = False
+    biased: bool = False
 
     @classmethod
     def from_config(
@@ -83,6 +87,9 @@ class MoEFFN(Sublayer):
         shared_intermediate_size: int | None = None,
         shared_gate: bool = False,
         swiglu: Swiglu = PLAIN,
+        transposed: bool = False,
+        interleaved: bool = False,
+        biased: bool = False,
     ) -> MoEFFN:
         """Sizes and norm from the config; what is peculiar to a family by keyword."""
         return cls(
@@ -95,6 +102,9 @@ class MoEFFN(Sublayer):
             shared_intermediate_size=shared_intermediate_size or None,
             shared_gate=shared_gate,
             swiglu=swiglu,
+            transposed=transposed,
+            interleaved=interleaved,
+            biased=biased,
         )
 
     @property
@@ -130,6 +140,9 @@ class MoEFFN(Sublayer):
             self.num_experts,
             self.hidden_size,
             self.intermediate_size,
+            transposed=self.transposed,
+            interleaved=self.interleaved,
+            biased=self.biased,
         )
 
     def bind(self, site: Site) -> BoundMoE:

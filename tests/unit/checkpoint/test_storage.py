@@ -152,3 +152,28 @@ def test_formats_are_those_of_the_storage(tmp_path: Path) -> None:
         found = census(write(tmp_path / f"{name}.safetensors", tensors))
         index = index_experts(found, [request(made)], QUANTIZATION)
         assert {part.format for part in index.layers[0].parts} == {get_format(name)}
+
+
+def test_biases_land_behind_the_parts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    tensors, _ = blocks(rng)
+    both, down = (rng.standard_normal((E, n)).astype("f4") for n in (2 * F, D))
+    tensors |= {f"{P}.gate_up_proj_bias": both, f"{P}.down_proj_bias": down}
+    found = census(write(tmp_path / "x.safetensors", tensors))
+    biased = ExpertLayer(0, P, E, D, F, transposed=True, interleaved=True, biased=True)
+    index = index_experts(found, [biased], QUANTIZATION)
+    layout = index.layers[0]
+    assert layout.biases is not None
+    slot = np.empty(layout.slot_nbytes, np.uint8)
+    wanted = (both[:, 0::2], both[:, 1::2], down)
+    for expert in range(E):
+        pieces = [
+            np.fromfile(index.files[0], np.uint8, read.nbytes, offset=read.offset)
+            for read in index.reads(0, expert)
+        ]
+        for step in layout.packings:
+            if step.in_slot:
+                assert step.run(pieces, slot[step.to :])
+        for start, values in zip(layout.biases, wanted, strict=True):
+            row = values[expert]
+            assert np.array_equal(slot[start : start + row.nbytes].view("f4"), row)
