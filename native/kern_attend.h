@@ -3,8 +3,9 @@
 #define COLIBRI_KERN_ATTEND_H
 
 #include "kern_linear.h"
+#include "kern_mix.h"
 
-enum { BLOCK = 64, SPLIT = 1024, MOST_HEAD_DIM = 1024, QUERIES = 8 /* that meet a block at once */, PART_ROWS = 96 };
+enum { BLOCK = 64, SPLIT = 1024, QUERIES = 16 /* that meet a block at once */, PART_ROWS = 96 };
 
 typedef struct {
     const colibri_attention *layer;
@@ -18,7 +19,8 @@ typedef struct {
     int64_t first_split, num_splits;
 } attention_job;
 
-/* The block that holds position `position` of the row's sequence: K [heads, 64, hd], int8 followed by scales [heads, 64]; then V. */
+/* The block that holds position `position` of the row's sequence: K [heads, hd, 64], int8 followed by scales [heads, 64]; then V,
+   the same but [heads, 64, hd]. Keys lie transposed so that sixteen scores grow side by side and none is summed across a register. */
 static uint8_t *key_of(const attention_job *job, int64_t row, int64_t position) {
     const colibri_batch *batch = job->batch;
     const int32_t block = batch->block_tables[(int64_t)batch->members[row] * batch->table_width + position / BLOCK];
@@ -36,6 +38,11 @@ static int64_t keys_nbytes(const attention_job *job) {
 /* The scales [64] of a head of K (or of V), whose first head is at `first`. */
 static uint8_t *scales_of(const attention_job *job, uint8_t *first, int64_t head) {
     return first + job->layer->num_kv_heads * head_nbytes(job) + head * BLOCK * 4;
+}
+
+/* Asks for memory that will be needed in a while. */
+static void fetch(const uint8_t *p, int64_t nbytes) {
+    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
 /* First position that the row sees. */
@@ -59,140 +66,89 @@ static int32_t bad_row(const attention_job *job) {
     return -1;
 }
 
-#ifdef VEC_AVX512
-enum { VALUE_QUERIES = 4, VALUE_STEP = 64 };
-#else
-enum { VALUE_QUERIES = 2, VALUE_STEP = 32 };
-#endif
-
-/* Q outputs [16 D] += p_j v_j by ascending j; they stay in registers. */
-INLINE void add_values_of(int format, int Q, int D, const uint8_t *v, int64_t stride, const float *p, int n, float *const *o, int64_t at) {
-    vf16 acc[4][8];
-    for (int q = 0; q < Q; q++) {
-        for (int d = 0; d < D; d++) acc[q][d] = vf16_f32(o[q] + at + 16 * d);
-    }
-    for (int j = 0; j < n; j++) {
-        vf16 value[8];
-        for (int d = 0; d < D; d++) value[d] = vf16_load(format, v + j * stride + (at + 16 * d) * item_size(format));
-        for (int q = 0; q < Q; q++) {
-            const vf16 weight = vf16_set1(p[q * BLOCK + j]);
-            for (int d = 0; d < D; d++) acc[q][d] = vf16_fma(weight, value[d], acc[q][d]);
-        }
-    }
-    for (int q = 0; q < Q; q++) {
-        for (int d = 0; d < D; d++) vf16_store(o[q] + at + 16 * d, acc[q][d]);
-    }
-}
-
-INLINE void add_values_in(int format, int Q, const uint8_t *v, int64_t hd, const float *p, int n, float *const *o) {
-    const int64_t stride = hd * item_size(format);
-    int64_t at = 0;
-    if (Q == 1) { /* fewer outputs to keep, so more of each: one addition must not wait for the last */
-        for (; at + 2 * VALUE_STEP <= hd; at += 2 * VALUE_STEP) add_values_of(format, Q, VALUE_STEP / 8, v, stride, p, n, o, at);
-    }
-    for (; at + VALUE_STEP <= hd; at += VALUE_STEP) add_values_of(format, Q, VALUE_STEP / 16, v, stride, p, n, o, at);
-    for (; at + 16 <= hd; at += 16) add_values_of(format, Q, 1, v, stride, p, n, o, at);
-    for (; at < hd; at++) {
-        for (int j = 0; j < n; j++) {
-            float value[16];
-            vf16_store(value, vf16_head(format, v + j * stride + at * item_size(format), 1));
-            for (int q = 0; q < Q; q++) o[q][at] = __builtin_fmaf(p[q * BLOCK + j], value[0], o[q][at]);
-        }
-    }
-}
-
-INLINE void add_values_to(int format, const uint8_t *v, int64_t hd, const float *p, int n, float *const *o, int num) {
-    for (; num >= VALUE_QUERIES; num -= VALUE_QUERIES, p += VALUE_QUERIES * BLOCK, o += VALUE_QUERIES) {
-        add_values_in(format, VALUE_QUERIES, v, hd, p, n, o);
-    }
-    for (; num > 0; num--, p += BLOCK, o++) add_values_in(format, 1, v, hd, p, n, o);
-}
-
-/* o[i] [hd] = fma(p[i * 64 + j], v_j, o[i]) by ascending j < n, for `num` queries. */
-static void add_values(int format, const uint8_t *v, int64_t hd, const float *p, int n, float *const *o, int num) {
-    switch (format) {
-    case F32_CODE: add_values_to(F32_CODE, v, hd, p, n, o, num); break;
-    case F16_CODE: add_values_to(F16_CODE, v, hd, p, n, o, num); break;
-    case INT8_ROWS_CODE: add_values_to(INT8_ROWS_CODE, v, hd, p, n, o, num); break;
-    default: add_values_to(BF16_CODE, v, hd, p, n, o, num); break;
-    }
-}
-
-/* A softmax in progress: the largest score so far, the sum of exp(score - max), and the values weighted likewise. */
+/* A softmax in progress: the largest score so far, the sum of 2^(score - max), and the values weighted likewise. */
 typedef struct {
     float max, sum;
     float *o; /* [hd] */
 } softmax;
 
-/* Queries of one K/V head and sequence, each with the positions it sees; `rows` holds their rows in the batch. */
+/* Queries of one K/V head and sequence, each with the positions it sees; `rows` and `heads` say whose they are. */
 typedef struct {
     int num;
     int64_t kv_head;
-    int64_t rows[QUERIES], first[QUERIES], last[QUERIES];
-    const float *q[QUERIES];
+    int64_t rows[QUERIES], heads[QUERIES], first[QUERIES], last[QUERIES];
     softmax s[QUERIES];
+    float q[QUERIES * WEIGHT_STRIDE]; /* [num, hd] times the scale and log2 e */
 } bunch;
 
-static void multiply_by(const uint8_t *scales, int from, int to, float *p) {
-    for (int j = from; j <= to; j++) {
-        float scale;
-        memcpy(&scale, scales + 4 * j, sizeof scale);
-        p[j] *= scale;
-    }
+static void multiply_by(const uint8_t *scales, float *p) {
+    for (int j = 0; j < BLOCK; j += 16) vf16_store(p + j, vf16_mul(vf16_f32(p + j), vf16_f32(scales + 4 * j)));
 }
 
 /* Scores [64] of one query, of which places [from, to] count, become weights; the rest zero. */
-static void weigh_keys(const attention_job *job, float *p, int from, int to, softmax *s) {
-    const int64_t hd = job->layer->head_dim;
-    const float scale = job->layer->scale;
-    float max = s->max;
+static void weigh_keys(float *p, int from, int to, softmax *s, int64_t hd) {
+    for (int j = 0; j < from; j++) p[j] = -__builtin_inff();
+    for (int j = to + 1; j < BLOCK; j++) p[j] = -__builtin_inff();
+    vf16 most = vf16_set1(s->max);
+    for (int j = 0; j < BLOCK; j += 16) most = vf16_max(vf16_f32(p + j), most);
+    const float max = vf16_most(most);
+    for (int j = 0; j < BLOCK; j++) p[j] = exp2_falling(p[j] - max);
     for (int j = 0; j < from; j++) p[j] = 0.0f;
     for (int j = to + 1; j < BLOCK; j++) p[j] = 0.0f;
-    for (int j = from; j <= to; j++) {
-        p[j] *= scale;
-        max = p[j] > max ? p[j] : max;
-    }
-    for (int j = from; j <= to; j++) p[j] = exp_f32(p[j] - max);
-    const float keep = exp_f32(s->max - max);
     vf16 sums = vf16_f32(p);
     for (int j = 16; j < BLOCK; j += 16) sums = vf16_add(sums, vf16_f32(p + j));
-    s->sum = __builtin_fmaf(s->sum, keep, vf16_sum(sums));
-    if (keep != 1.0f) {
+    if (max != s->max) {
+        const float keep = exp2_falling(s->max - max);
+        s->sum *= keep;
         for (int64_t d = 0; d < hd; d++) s->o[d] *= keep;
+        s->max = max;
     }
-    s->max = max;
+    s->sum += vf16_sum(sums);
 }
 
-/* Asks for memory that will be needed in a while. */
-static void fetch(const uint8_t *p, int64_t nbytes) {
-    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+/* Adds the values of a block: place j of query i weighs p[i][j], j in [begin[i], end[i]]. Neighbours that see the same keys share
+   one pass over their values. */
+static void add_values(int format, mix values, bunch *b, const float *p, const int *begin, const int *end) {
+    const uint8_t *first = values.m;
+    float *o[QUERIES];
+    for (int i = 0, next; i < b->num; i = next) {
+        int shared = end[i];
+        for (next = i; next < b->num && begin[next] == begin[i]; next++) {
+            o[next - i] = b->s[next].o;
+            shared = end[next] < shared ? end[next] : shared;
+        }
+        values.m = first + begin[i] * values.stride, values.num_rows = shared - begin[i] + 1;
+        if (values.num_rows > 0) mix_rows(format, &values, p + i * WEIGHT_STRIDE + begin[i], o, next - i);
+        shared = shared < begin[i] ? begin[i] - 1 : shared;
+        for (int k = i, same; k < next; k = same) { /* what each sees beyond that */
+            for (same = k; same < next && end[same] == end[k]; same++) o[same - k] = b->s[same].o;
+            values.m = first + (shared + 1) * values.stride, values.num_rows = end[k] - shared;
+            if (values.num_rows > 0) mix_rows(format, &values, p + k * WEIGHT_STRIDE + shared + 1, o, same - k);
+        }
+    }
 }
 
 /* Takes in one block: positions [start, start + 64) that lie in [from, to]; more follow, up to `last`. Each query uses
    those that it sees. */
 static void attend_block(const attention_job *job, bunch *b, int64_t start, int64_t from, int64_t to, int64_t last) {
-    const int64_t hd = job->layer->head_dim, stride = hd * item_size(job->kv->format);
+    const int64_t hd = job->layer->head_dim, size = item_size(job->kv->format), h = b->kv_head;
     uint8_t *keys = key_of(job, b->rows[0], from), *values = keys + keys_nbytes(job);
-    const uint8_t *k = keys + b->kv_head * head_nbytes(job), *v = values + b->kv_head * head_nbytes(job);
-    const int is_int8 = job->kv->format == INT8_ROWS_CODE, place = (int)(from - start);
-    float p[QUERIES * BLOCK] = {0};
+    const uint8_t *k = keys + h * head_nbytes(job), *v = values + h * head_nbytes(job);
+    const uint8_t *next = to < last ? key_of(job, b->rows[0], to + 1) + h * head_nbytes(job) : v;
+    const int is_int8 = job->kv->format == INT8_ROWS_CODE;
+    float p[QUERIES * WEIGHT_STRIDE], *scores[QUERIES];
     int begin[QUERIES], end[QUERIES];
-    fetch(v + place * stride, (to - from + 1) * stride);
-    float_rows(job->kv->format, k + place * stride, stride, (int)(to - from + 1), b->q, b->num, hd, p + place, BLOCK);
+    for (int i = 0; i < b->num; i++) scores[i] = p + i * WEIGHT_STRIDE;
+    const mix scoring = {k, BLOCK * size, hd, (from - start) / 32 * 32, (to - start) / 32 * 32 + 32, v, 1};
+    mix_rows(job->kv->format, &scoring, b->q, scores, b->num);
     for (int i = 0; i < b->num; i++) {
         begin[i] = (int)((b->first[i] > from ? b->first[i] : from) - start), end[i] = (int)((b->last[i] < to ? b->last[i] : to) - start);
         if (begin[i] > end[i]) continue;
-        if (is_int8) multiply_by(scales_of(job, keys, b->kv_head), begin[i], end[i], p + i * BLOCK);
-        weigh_keys(job, p + i * BLOCK, begin[i], end[i], &b->s[i]);
-        if (is_int8) multiply_by(scales_of(job, values, b->kv_head), begin[i], end[i], p + i * BLOCK);
+        if (is_int8) multiply_by(scales_of(job, keys, h), scores[i]);
+        weigh_keys(scores[i], begin[i], end[i], &b->s[i], hd);
+        if (is_int8) multiply_by(scales_of(job, values, h), scores[i]);
     }
-    if (to < last) fetch(key_of(job, b->rows[0], to + 1) + b->kv_head * head_nbytes(job), head_nbytes(job));
-    for (int i = 0, next; i < b->num; i = next) { /* neighbours that see the same keys share one pass over their values */
-        float *o[QUERIES];
-        for (next = i; next < b->num && begin[next] == begin[i] && end[next] == end[i]; next++) o[next - i] = b->s[next].o;
-        if (begin[i] > end[i]) continue;
-        add_values(job->kv->format, v + begin[i] * stride, hd, p + i * BLOCK + begin[i], end[i] - begin[i] + 1, o, next - i);
-    }
+    add_values(job->kv->format, (mix){v, hd * size, 0, 0, hd, next, 0}, b, p, begin, end);
 }
 
 /* What a split holds for the queries of a bunch; a query that sees none of it keeps max = -inf. */
@@ -208,12 +164,13 @@ static void attend_split(const attention_job *job, bunch *b, int64_t split) {
     for (int64_t start = first / BLOCK * BLOCK; start <= last; start += BLOCK) {
         attend_block(job, b, start, start > first ? start : first, start + BLOCK - 1 < last ? start + BLOCK - 1 : last, last);
     }
+    for (int i = 0; i < b->num; i++) mix_settle(job->kv->format, b->s[i].o, job->layer->head_dim);
 }
 
 /* Combines the next split into what the splits before it found. */
 static void combine(softmax *all, const softmax *next, int64_t hd) {
     const float max = next->max > all->max ? next->max : all->max;
-    const float a = exp_f32(all->max - max), b = exp_f32(next->max - max);
+    const float a = exp2_falling(all->max - max), b = exp2_falling(next->max - max);
     all->sum = __builtin_fmaf(next->sum, b, all->sum * a);
     for (int64_t d = 0; d < hd; d++) all->o[d] = __builtin_fmaf(next->o[d], b, all->o[d] * a);
     all->max = max;
@@ -223,8 +180,8 @@ static void combine(softmax *all, const softmax *next, int64_t hd) {
 static void finish_softmax(const attention_job *job, int64_t head, softmax *s) {
     const int64_t hd = job->layer->head_dim;
     if (job->layer->sinks) {
-        const float sink = job->layer->sinks[head], max = sink > s->max ? sink : s->max, keep = exp_f32(s->max - max);
-        s->sum = __builtin_fmaf(s->sum, keep, exp_f32(sink - max));
+        const float sink = job->layer->sinks[head] * LOG2_E, max = sink > s->max ? sink : s->max, keep = exp2_falling(s->max - max);
+        s->sum = __builtin_fmaf(s->sum, keep, exp2_falling(sink - max));
         for (int64_t d = 0; d < hd; d++) s->o[d] *= keep;
     }
     for (int64_t d = 0; d < hd; d++) s->o[d] /= s->sum;
@@ -240,34 +197,41 @@ typedef struct {
     int64_t row, rows, kv_head, head, heads; /* heads [head, head + heads) of rows [row, row + rows) */
 } place;
 
+static int64_t num_bunches(const attention_job *job) {
+    const int64_t per_bunch = heads_in_bunch(job), rows = rows_in_bunch(job);
+    return (job->batch->rows + rows - 1) / rows * job->layer->num_kv_heads * ((sharing(job) + per_bunch - 1) / per_bunch);
+}
+
 /* Bunch `i`; a last one, and one whose rows belong to several sequences, is taken apart by the caller. */
 static place place_of(const attention_job *job, int64_t i) {
     const int64_t per_bunch = heads_in_bunch(job), parts = (sharing(job) + per_bunch - 1) / per_bunch, kv_heads = job->layer->num_kv_heads;
-    place at = {.row = i / (parts * kv_heads) * rows_in_bunch(job), .kv_head = i / parts % kv_heads};
+    const int64_t per_head = num_bunches(job) / kv_heads; /* heads come one after another: the rows of a chunk share what a cache holds */
+    place at = {.row = i % per_head / parts * rows_in_bunch(job), .kv_head = i / per_head};
     const int64_t skip = i % parts * per_bunch, left = sharing(job) - skip, rows = job->batch->rows - at.row;
     at.head = at.kv_head * sharing(job) + skip, at.heads = left < per_bunch ? left : per_bunch;
     at.rows = rows < rows_in_bunch(job) ? rows : rows_in_bunch(job);
     return at;
 }
 
-static int64_t num_bunches(const attention_job *job) {
-    const int64_t per_bunch = heads_in_bunch(job), rows = rows_in_bunch(job);
-    return (job->batch->rows + rows - 1) / rows * job->layer->num_kv_heads * ((sharing(job) + per_bunch - 1) / per_bunch);
-}
-
 /* The leading rows of a place that belong to one sequence; the place keeps the others. */
-static bunch take_bunch(const attention_job *job, place *at) {
+static void take_bunch(const attention_job *job, place *at, bunch *b) {
     const int64_t hd = job->layer->head_dim;
-    bunch b = {.kv_head = at->kv_head};
     const int32_t member = job->batch->members[at->row];
+    const float scale = job->layer->scale * LOG2_E; /* the softmax is one of powers of two */
+    b->num = 0, b->kv_head = at->kv_head;
     for (; at->rows > 0 && job->batch->members[at->row] == member; at->row++, at->rows--) {
-        for (int64_t h = at->head; h < at->head + at->heads; h++, b.num++) {
-            b.rows[b.num] = at->row, b.first[b.num] = first_key(job, at->row), b.last[b.num] = job->batch->positions[at->row];
-            b.q[b.num] = job->q + (at->row * job->layer->num_heads + h) * hd;
+        for (int64_t h = at->head; h < at->head + at->heads; h++, b->num++) {
+            const float *q = job->q + (at->row * job->layer->num_heads + h) * hd;
+            float *to = b->q + b->num * WEIGHT_STRIDE;
+            b->rows[b->num] = at->row, b->heads[b->num] = h;
+            b->first[b->num] = first_key(job, at->row), b->last[b->num] = job->batch->positions[at->row];
+            for (int64_t d = 0; d < hd; d++) to[d] = q[d] * scale;
         }
     }
-    return b;
 }
+
+/* Query i of a bunch among those of all rows. */
+static int64_t query_of(const attention_job *job, const bunch *b, int i) { return b->rows[i] * job->layer->num_heads + b->heads[i]; }
 
 /* The splits that some query of a bunch sees. */
 static void splits_of(const bunch *b, int64_t *first, int64_t *last) {
@@ -286,7 +250,7 @@ static void attend_bunch(const attention_job *job, bunch *b) {
     int64_t first, last;
     splits_of(b, &first, &last);
     for (int i = 0; i < b->num; i++) {
-        all[i] = (softmax){-__builtin_inff(), 0.0f, job->mixed + (b->q[i] - job->q)};
+        all[i] = (softmax){-__builtin_inff(), 0.0f, job->mixed + query_of(job, b, i) * hd};
     }
     for (int64_t split = first; split <= last; split++) {
         for (int i = 0; i < b->num; i++) b->s[i].o = b->first[i] / SPLIT == split ? all[i].o : part[i];
@@ -296,15 +260,16 @@ static void attend_bunch(const attention_job *job, bunch *b) {
             else if (b->first[i] / SPLIT < split && b->last[i] / SPLIT >= split) combine(&all[i], &b->s[i], hd);
         }
     }
-    for (int i = 0; i < b->num; i++) finish_softmax(job, (b->q[i] - job->q) / hd % job->layer->num_heads, &all[i]);
+    for (int i = 0; i < b->num; i++) finish_softmax(job, b->heads[i], &all[i]);
 }
 
 static void attend(void *arg, int64_t begin, int64_t end) {
     const attention_job *job = arg;
+    bunch b;
     for (int64_t i = begin; i < end; i++) {
         place at = place_of(job, i);
         while (at.rows > 0) {
-            bunch b = take_bunch(job, &at);
+            take_bunch(job, &at, &b);
             attend_bunch(job, &b);
         }
     }
@@ -318,12 +283,13 @@ static float *part_of(const attention_job *job, int64_t query, int64_t split) {
 static void attend_parts(void *arg, int64_t begin, int64_t end) {
     const attention_job *job = arg;
     const int64_t hd = job->layer->head_dim;
+    bunch b;
     for (int64_t i = begin; i < end; i++) {
         place at = place_of(job, i / job->num_splits);
         const int64_t split = job->first_split + i % job->num_splits;
         while (at.rows > 0) {
-            bunch b = take_bunch(job, &at);
-            for (int q = 0; q < b.num; q++) b.s[q].o = part_of(job, (b.q[q] - job->q) / hd, split);
+            take_bunch(job, &at, &b);
+            for (int q = 0; q < b.num; q++) b.s[q].o = part_of(job, query_of(job, &b, q), split);
             attend_split(job, &b, split);
             for (int q = 0; q < b.num; q++) b.s[q].o[hd] = b.s[q].max, b.s[q].o[hd + 1] = b.s[q].sum;
         }

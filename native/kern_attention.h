@@ -18,16 +18,25 @@ static void rope_heads(const colibri_attention *layer, const float *cos, const f
     for (int h = 0; h < heads; h++) rope_row(layer->rope_pairs, layer->rotary_dim / 2, cos, sin, x + h * layer->head_dim);
 }
 
-/* Rounds one head's k or v into its place. */
-static void put_row(const attention_job *job, uint8_t *first, int64_t head, int64_t place, const float *x) {
+/* Rounds one head's k or v to items [hd]; int8 rows have a scale among the others of the head. */
+static void round_row(const attention_job *job, const float *x, uint8_t *items, uint8_t *scale) {
     const int64_t hd = job->layer->head_dim;
-    uint8_t *to = first + head * head_nbytes(job) + place * hd * item_size(job->kv->format);
     if (job->kv->format != INT8_ROWS_CODE) {
-        narrow(job->kv->format, x, hd, to);
+        narrow(job->kv->format, x, hd, items);
         return;
     }
-    const float scale = narrow_row(x, hd, to);
-    memcpy(scales_of(job, first, head) + 4 * place, &scale, sizeof scale);
+    const float found = narrow_row(x, hd, items);
+    memcpy(scale, &found, sizeof found);
+}
+
+/* Rounds k into its column of the keys, and v into its row of the values. */
+static void put_head(const attention_job *job, uint8_t *keys, int64_t head, int64_t place, const float *k, const float *v) {
+    const int64_t hd = job->layer->head_dim, size = item_size(job->kv->format);
+    uint8_t items[4 * MOST_HEAD_DIM], *values = keys + keys_nbytes(job);
+    uint8_t *column = keys + head * head_nbytes(job) + place * size;
+    round_row(job, k, items, scales_of(job, keys, head) + 4 * place);
+    for (int64_t d = 0; d < hd; d++) memcpy(column + d * BLOCK * size, items + d * size, (size_t)size);
+    round_row(job, v, values + head * head_nbytes(job) + place * hd * size, scales_of(job, values, head) + 4 * place);
 }
 
 /* The q of each head, which its gate follows. */
@@ -64,8 +73,7 @@ static void finish_projections(void *arg, int64_t begin, int64_t end) {
         rope_heads(layer, job->batch->cos + t * half, job->batch->sin + t * half, k, layer->num_kv_heads);
         uint8_t *keys = key_of(job, t, position);
         for (int64_t h = 0; h < layer->num_kv_heads; h++) {
-            put_row(job, keys, h, position % BLOCK, k + h * hd);
-            put_row(job, keys + keys_nbytes(job), h, position % BLOCK, v + h * hd);
+            put_head(job, keys, h, position % BLOCK, k + h * hd, v + h * hd);
         }
     }
 }
@@ -103,7 +111,7 @@ static int32_t attention_step(colibri_context *ctx, const colibri_attention *lay
     norm_input(ctx, &m.in, &layer->norm, x, m.normed, rows);
     linear_job projections = {&m.in, rows, 3, STORE, {first[0], first[1], first[2]}, {m.pairs ? m.pairs : m.q, m.k, m.v}};
     linear(ctx, &projections);
-    pool_run(ctx->pool, finish_projections, &job, rows, 1);
+    pool_run(ctx->pool, finish_projections, &job, rows, pool_grain(ctx->pool, rows, BLOCK));
     attend_all(ctx, &job);
     if (layer->gated) pool_run(ctx->pool, gate_rows, &job, rows, 1);
     code_input(ctx, &m.mixed_in, rows);

@@ -65,6 +65,12 @@ INLINE float sum_eight(vf8 a) { /* i + (i + 4), then i + (i + 2), then the last 
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+INLINE float most_of_eight(__m256 a) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
 #else
 
 typedef struct { float f[8]; } vf8;
@@ -153,6 +159,9 @@ INLINE vb64 vb64_most(vb64 most, const void *p) { return vb64_add(most, _mm512_l
 INLINE vb64 vb64_most_16(vb64 most, const void *p) { return vb64_add(most, _mm512_zextsi128_si512(_mm_loadu_si128(p))); }
 INLINE int vb64_any_nan(vb64 most) { return _mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(0x7f)) != 0; }
 INLINE float vf16_sum(vf16 a) { return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+INLINE vf16 vf16_sub(vf16 a, vf16 b) { return _mm512_sub_ps(a, b); }
+INLINE vf16 vf16_max(vf16 a, vf16 b) { return _mm512_max_ps(a, b); } /* a > b ? a : b */
+INLINE float vf16_most(vf16 a) { return most_of_eight(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
 
 #elif defined(VEC_AVX2)
 typedef struct { __m256 a, b; } vf16;
@@ -197,6 +206,9 @@ INLINE vb64 vb64_most(vb64 most, const void *p) {
 INLINE vb64 vb64_most_16(vb64 most, const void *p) { return vb64_add(most, _mm256_zextsi128_si256(_mm_loadu_si128(p))); }
 INLINE int vb64_any_nan(vb64 most) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(0x7f))) != 0; }
 INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
+INLINE vf16 vf16_sub(vf16 x, vf16 y) { return (vf16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+INLINE vf16 vf16_max(vf16 x, vf16 y) { return (vf16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; } /* x > y ? x : y */
+INLINE float vf16_most(vf16 x) { return most_of_eight(_mm256_max_ps(x.a, x.b)); }
 
 #else
 typedef struct { float f[16]; } vf16;
@@ -255,6 +267,13 @@ INLINE float vf16_sum(vf16 a) {
     EACH8(r.f[l] = a.f[l] + a.f[l + 8]);
     return sum_eight(r);
 }
+INLINE vf16 vf16_sub(vf16 a, vf16 b) { EACH16(a.f[l] -= b.f[l]); return a; }
+INLINE vf16 vf16_max(vf16 a, vf16 b) { EACH16(a.f[l] = a.f[l] > b.f[l] ? a.f[l] : b.f[l]); return a; }
+INLINE float vf16_most(vf16 a) {
+    float most = a.f[0];
+    for (int l = 1; l < 16; l++) most = a.f[l] > most ? a.f[l] : most;
+    return most;
+}
 #endif
 
 enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48,
@@ -274,5 +293,72 @@ INLINE vf16 vf16_head(int format, const void *p, int n) {
     memcpy(items, p, (size_t)n * (size_t)item_size(format));
     return vf16_load(format, items);
 }
+
+/* SPAN floats in two registers, in an order of the format's own: bf16 items are widened in place, the even ones apart from the odd
+   ones, which takes half the work. `in` and `out` read and write floats that lie in their usual order. */
+#if defined(VEC_AVX512)
+enum { SPAN = 32 };
+typedef struct { __m512 a, b; } vspan;
+
+INLINE vspan vspan_set1(float x) { return (vspan){_mm512_set1_ps(x), _mm512_set1_ps(x)}; }
+INLINE vspan vspan_zero(void) { return vspan_set1(0.0f); }
+INLINE vspan vspan_fma(vspan x, vspan y, vspan z) { return (vspan){_mm512_fmadd_ps(x.a, y.a, z.a), _mm512_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE vspan vspan_load(int format, const void *p) {
+    if (format == BF16_CODE) {
+        const __m512i items = _mm512_loadu_si512(p);
+        return (vspan){_mm512_castsi512_ps(_mm512_slli_epi32(items, 16)),
+                       _mm512_castsi512_ps(_mm512_and_si512(items, _mm512_set1_epi32((int32_t)0xffff0000)))};
+    }
+    return (vspan){vf16_load(format, p), vf16_load(format, (const uint8_t *)p + 16 * item_size(format))};
+}
+INLINE vspan vspan_in(int format, const float *p) {
+    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+    if (format != BF16_CODE) return (vspan){x, y};
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return (vspan){_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, _mm512_or_si512(even, _mm512_set1_epi32(1)), y)};
+}
+INLINE void vspan_out(int format, float *p, vspan x) {
+    if (format == BF16_CODE) {
+        const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        x = (vspan){_mm512_permutex2var_ps(x.a, first, x.b),
+                    _mm512_permutex2var_ps(x.a, _mm512_or_si512(first, _mm512_set1_epi32(8)), x.b)};
+    }
+    _mm512_storeu_ps(p, x.a);
+    _mm512_storeu_ps(p + 16, x.b);
+}
+
+#else
+enum { SPAN = 16 };
+typedef vf16 vspan;
+
+INLINE vspan vspan_set1(float x) { return vf16_set1(x); }
+INLINE vspan vspan_zero(void) { return vf16_zero(); }
+INLINE vspan vspan_fma(vspan x, vspan y, vspan z) { return vf16_fma(x, y, z); }
+#if defined(VEC_AVX2)
+INLINE vspan vspan_load(int format, const void *p) {
+    if (format != BF16_CODE) return vf16_load(format, p);
+    const __m256i items = _mm256_loadu_si256(p);
+    return (vspan){_mm256_castsi256_ps(_mm256_slli_epi32(items, 16)),
+                   _mm256_castsi256_ps(_mm256_and_si256(items, _mm256_set1_epi32((int32_t)0xffff0000)))};
+}
+INLINE vspan vspan_in(int format, const float *p) {
+    const vf16 x = vf16_f32(p);
+    if (format != BF16_CODE) return x;
+    const __m256 low = _mm256_permute2f128_ps(x.a, x.b, 0x20), high = _mm256_permute2f128_ps(x.a, x.b, 0x31);
+    return (vspan){_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
+}
+INLINE void vspan_out(int format, float *p, vspan x) {
+    if (format == BF16_CODE) {
+        const __m256 low = _mm256_unpacklo_ps(x.a, x.b), high = _mm256_unpackhi_ps(x.a, x.b);
+        x = (vspan){_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+    }
+    vf16_store(p, x);
+}
+#else
+INLINE vspan vspan_load(int format, const void *p) { return vf16_load(format, p); }
+INLINE vspan vspan_in(int format, const float *p) { (void)format; return vf16_f32(p); }
+INLINE void vspan_out(int format, float *p, vspan x) { (void)format; vf16_store(p, x); }
+#endif
+#endif
 
 #endif

@@ -88,6 +88,19 @@ def test_attention_step(
         assert_same_bits(run(kernels, layer, kv_layer(layer, fmt, blocks), x, chunks), found)
 
 
+@pytest.mark.parametrize("fmt", [F32, F16, BF16, INT8_ROWS], ids=repr)
+@pytest.mark.parametrize(("head_dim", "ratio"), [(96, 8), (128, 17), (192, 4), (256, 2)])
+def test_wide_heads(head_dim: int, ratio: int, fmt: Any) -> None:
+    rng = generator(5)
+    layer = attention(rng, F32, hidden=8, head_dim=head_dim, ratio=ratio, window=60, sinks=True)
+    x = gaussian(rng, 70, 8)
+    found = run(native("float32"), layer, kv_layer(layer, fmt, 2), x, [])
+    wanted = run(REFERENCE, layer, kv_layer(layer, fmt, 2), x, [])
+    assert_close(found, wanted, KV_ERROR[fmt.name])
+    for kernels in variants("float32"):
+        assert_same_bits(run(kernels, layer, kv_layer(layer, fmt, 2), x, [65, 69]), found)
+
+
 @pytest.mark.parametrize("window", [None, 1000])
 @pytest.mark.parametrize("ratio", [1, 3])
 def test_contexts_longer_than_a_split(ratio: int, window: int | None) -> None:

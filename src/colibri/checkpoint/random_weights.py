@@ -36,7 +36,7 @@ def random_matrix(
     codes = table[rng.integers(0, 256, (rows, columns * fmt.bits // 8), np.uint8)]
     _clear(codes, (drawn, shape[1]), fmt.bits)
     spread = rng.uniform(1 - _SCALE_SPREAD, 1 + _SCALE_SPREAD, (rows, columns // fmt.group))
-    scales = (spread * (std / deviation)).astype(np.float16)
+    scales = fmt.scale.encode((spread * (std / deviation)).astype(np.float32))
     stored = np.concatenate([codes.reshape(-1), scales.reshape(-1).view(np.uint8)])
     return fmt.pack(stored, shape)
 

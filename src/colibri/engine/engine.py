@@ -37,6 +37,7 @@ class EngineLimits:
         prefill_chunk: prompt tokens in one pass.
         eos_ids: the model's own end-of-turn ids.
         ram_budget_bytes: for reports.
+        lossy: likewise, see `Metrics`.
         max_context_length: what `context_length` could be raised to; None where it is not known.
     """
 
@@ -45,6 +46,7 @@ class EngineLimits:
     prefill_chunk: int
     eos_ids: frozenset[int] = frozenset()
     ram_budget_bytes: int = 0
+    lossy: tuple[str, ...] = ()
     max_context_length: int | None = None
 
 
@@ -172,6 +174,7 @@ class Engine:
             rss_bytes=process_rss(),
             peak_rss_bytes=peak_rss(),
             ram_budget_bytes=self.limits.ram_budget_bytes,
+            lossy=self.limits.lossy,
         )
 
     def checked(self, ids: Ids, name: str = "prompt") -> list[int]:

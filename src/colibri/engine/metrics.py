@@ -62,6 +62,7 @@ class Metrics:
         rss_bytes: memory of the process now.
         peak_rss_bytes: the most it ever was.
         ram_budget_bytes: what it may be.
+        lossy: settings that trade accuracy, such as `kv=int8`; none is a default.
     """
 
     num_requests: int = 0
@@ -76,6 +77,7 @@ class Metrics:
     rss_bytes: int = 0
     peak_rss_bytes: int = 0
     ram_budget_bytes: int = 0
+    lossy: tuple[str, ...] = ()
 
     @property
     def decode_tokens_per_s(self) -> float | None:

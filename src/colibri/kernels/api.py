@@ -215,8 +215,9 @@ class RopeTable:
 class KVLayer:
     """One attention layer's share of the K/V pool.
 
-    Block b holds, from byte `b * block_nbytes + offset`: K `[K, 64, head_dim]`, then V `[K, 64,
-    head_dim]`, in `format`; K and V each as the format's matrix `[K * 64, head_dim]`.
+    Block b holds, from byte `b * block_nbytes + offset`: K `[K, head_dim, 64]`, then V `[K, 64,
+    head_dim]`, in `format`: each takes the bytes of the format's matrix `[K * 64, head_dim]`, and
+    scales of int8 `[K, 64]` follow both. Keys lie transposed so that scores grow side by side.
     """
 
     pool: Bytes

@@ -36,7 +36,7 @@ _DTYPES: dict[type, np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.int32, np.int64, np.uint8)
 }
 
-_MOST_HEAD_DIM = 1024  # MOST_HEAD_DIM of native/kern_attention.h
+_MOST_HEAD_DIM = 512  # MOST_HEAD_DIM of native/kern_mix.h
 _MOST_GROUPS = 64  # MOST_GROUPS of native/kern_route.h
 
 

@@ -248,7 +248,7 @@ def attend(
 
 
 class _PoolView:
-    """A layer's K/V blocks: K and V `[blocks, 2, K, 64, head_dim]` in storage items."""
+    """A layer's K/V blocks in storage items: K `[blocks, K, hd, 64]`, V `[blocks, K, 64, hd]`."""
 
     def __init__(self, kv: KVLayer) -> None:
         self._format = kv.format
@@ -256,33 +256,38 @@ class _PoolView:
         part = kv.format.nbytes((heads * KV_BLOCK, kv.head_dim))
         by_block = kv.pool[: blocks * kv.block_nbytes].reshape(blocks, kv.block_nbytes)
         parts = by_block[:, kv.offset : kv.offset + 2 * part].reshape(blocks, 2, part)
-        items = np.dtype(np.int8) if isinstance(kv.format, RowInt8Format) else kv.format.dtype
-        size = heads * KV_BLOCK * kv.head_dim * items.itemsize
-        shape = (blocks, 2, heads, KV_BLOCK, kv.head_dim)
-        self._items = parts[:, :, :size].view(items).reshape(shape)
-        self._scales = parts[:, :, size:].view(np.float32).reshape(blocks, 2, -1, KV_BLOCK)
+        dtype = np.dtype(np.int8) if isinstance(kv.format, RowInt8Format) else kv.format.dtype
+        size = heads * KV_BLOCK * kv.head_dim * dtype.itemsize
+        items = parts[:, :, :size].view(dtype)
+        keys = items[:, 0].reshape(blocks, heads, kv.head_dim, KV_BLOCK)
+        values = items[:, 1].reshape(blocks, heads, KV_BLOCK, kv.head_dim)
+        scales = parts[:, :, size:].view(np.float32).reshape(blocks, 2, -1, KV_BLOCK)
+        self._items = keys.transpose(0, 1, 3, 2), values  # both [blocks, K, 64, hd]
+        self._scales = scales[:, 0], scales[:, 1]
 
     def write(self, batch: Batch, k: Floats, v: Floats) -> None:
         blocks = batch.block_tables[batch.members, batch.positions // KV_BLOCK]
         place = batch.positions % KV_BLOCK
-        for which, rows in enumerate((k, v)):
+        for items, all_scales, rows in zip(self._items, self._scales, (k, v), strict=True):
             if isinstance(self._format, RowInt8Format):
                 codes, scales = self._format.round(rows)
-                self._items[blocks, which, :, place] = codes
-                self._scales[blocks, which, :, place] = scales
+                items[blocks, :, place] = codes
+                all_scales[blocks, :, place] = scales
             else:
-                self._items[blocks, which, :, place] = self._format.from_float32(rows)
+                items[blocks, :, place] = self._format.from_float32(rows)
 
     def read(self, table: Ints, length: int) -> tuple[Floats, Floats]:
         blocks = table[: -(-length // KV_BLOCK)]
-        items = self._items[blocks]  # [B, 2, K, 64, hd]
+        return self._part(0, blocks, length), self._part(1, blocks, length)
+
+    def _part(self, which: int, blocks: Ints, length: int) -> Floats:
+        items = self._items[which][blocks]  # [B, K, 64, hd]
         if isinstance(self._format, RowInt8Format):
-            wide = items.astype(np.float32) * self._scales[blocks][..., None]
+            wide = items.astype(np.float32) * self._scales[which][blocks][..., None]
         else:
             wide = self._format.to_float32(items)
-        by_position: Floats = wide.transpose(1, 0, 3, 2, 4)
-        flat = by_position.reshape(2, -1, *by_position.shape[3:])[:, :length]
-        return flat[0], flat[1]
+        by_position: Floats = wide.transpose(0, 2, 1, 3)
+        return by_position.reshape(-1, *by_position.shape[2:])[:length]
 
 
 def _decoded(matrix: Matrix) -> Floats:

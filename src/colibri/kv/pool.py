@@ -1,7 +1,8 @@
 """The pool of attention state: blocks of 64 positions, and cells of recurrent state.
 
 Block b holds every layer's planes (`Plane`) of 64 positions of one sequence; a layer's share starts
-at the same offset in each block, on a 64-byte boundary. For `int8` the codes of a plane are
+at the same offset in each block, on a 64-byte boundary. The plane of a layer's keys lies transposed
+within a block (see `kernels.api.KVPlane`). For `int8` the codes of a plane are
 followed by a float32 scale for every row. A sequence of a model with recurrent layers has one cell,
 which holds all their states, and further cells for snapshots of it.
 """

@@ -51,6 +51,7 @@ class LLM:
             prefill_chunk=prepared.plan.prefill_chunk,
             eos_ids=prepared.eos_ids,
             ram_budget_bytes=prepared.plan.budget_bytes,
+            lossy=prepared.lossy,
             max_context_length=prepared.config.max_position_embeddings,
         )
         runner = model if route_trace is None else TracedModel(model, route_trace)

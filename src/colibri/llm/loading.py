@@ -62,6 +62,12 @@ class Prepared:
         text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
         return own | self.defaults.eos_ids | text
 
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """Choices that cost accuracy, as `setting=value`; none is a default."""
+        values = {"kv": self.plan.kv_format, "activations": str(self.kernels.activations)}
+        return tuple(f"{name}={value}" for name, value in values.items() if value == "int8")
+
     def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper | None]:
         """Carry out the plan, and begin to read what earlier runs used most."""
         profile = self.settings.profile
@@ -195,7 +201,9 @@ def _check_threads(threads: int | None) -> None:
 
 
 def _warn(prepared: Prepared) -> None:
-    """Say what makes a model slow that is about to be loaded."""
+    """Say what costs accuracy or makes a model slow that is about to be loaded."""
+    for choice in prepared.lossy:
+        _log.warning("%s is lossy: replies may differ from those of the defaults", choice)
     settings, kernels, cpus = prepared.settings, prepared.kernels, affinity_cpus()
     why = kernel_library.why_reference()
     if settings.family is not None:

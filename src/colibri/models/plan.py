@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from colibri.errors import BudgetError, SettingsError
-from colibri.formats import BF16, F16, F32, FloatFormat
+from colibri.formats import BF16, F16, F32, INT8_ROWS
 from colibri.kernels.api import KV_BLOCK, Kernels, Limits
 from colibri.kernels.mapping import mapping_nbytes
-from colibri.kv import block_nbytes, cell_nbytes
+from colibri.kv import KVFormat, block_nbytes, cell_nbytes
 from colibri.memory.arena import num_buffers, staging_nbytes
 from colibri.memory.budget import usable_bytes
 from colibri.memory.slot_classes import divide, divide_slots, minimum_slots, slots_nbytes
 from colibri.models.description import Description
 from colibri.units import format_bytes, format_bytes_up
 
-KV_FORMATS: dict[str, FloatFormat] = {"f32": F32, "bf16": BF16, "f16": F16}
+KV_FORMATS: dict[str, KVFormat] = {fmt.name: fmt for fmt in (F32, BF16, F16, INT8_ROWS)}
 _SLOT_SHARE = 0.98  # of what is left; the rest absorbs what cannot be foreseen to the byte
 _KV_SHARE = 0.25  # of what the dense part leaves, unless `kv_ram` says otherwise
 _SNAPSHOTS = 2  # of a recurrent state: before the end of a prompt, and one older
@@ -180,7 +180,7 @@ class _Planner:
             bytes_per_token_cold=self.active * sum(records),
         )
 
-    def _kv_format(self) -> FloatFormat:
+    def _kv_format(self) -> KVFormat:
         if self.memory.kv == "auto":
             return self.description.float_format
         try:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
 from colibri.errors import SettingsError
 from colibri.memory.reader_config import ReaderConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is impor
 PREFIX = "COLIBRI_"
 
 T = TypeVar("T")
-KVFormat = Literal["auto", "f32", "bf16", "f16"]
+KVFormat = Literal["auto", "f32", "bf16", "f16", "int8"]
 
 
 def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
@@ -68,9 +68,10 @@ class Settings:
     )
     kv: KVFormat = knob(  # noqa: RUF009  (it is dataclasses.field)
         "auto",
-        one_of("auto", "f32", "bf16", "f16"),
+        one_of(*get_args(KVFormat)),
         "FORMAT",
-        "How attention keys and values are kept: auto, f32, bf16 or f16",
+        "How attention keys and values are kept: auto (the checkpoint's own), f32, bf16, f16, or "
+        "int8, which halves them and costs accuracy",
     )
     kv_ram: int | None = knob(
         None, parse_size, "SIZE", "Memory for keys and values; by default one full context"

@@ -244,7 +244,7 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert 0 < total.rss_bytes <= total.peak_rss_bytes
     figures = total.as_dict()
     assert figures["expert_hits"] + figures["expert_misses"] == figures["expert_requests"]
-    assert {"bytes_read", "slack_bytes", "decode_tokens_per_s"} <= figures.keys()
+    assert {"bytes_read", "slack_bytes", "decode_tokens_per_s", "lossy"} <= figures.keys()
 
 
 def test_metrics_of_nothing_have_no_rates(engine: Engine) -> None:

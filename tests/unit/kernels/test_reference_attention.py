@@ -167,9 +167,11 @@ def test_the_pool_holds_keys_then_values_where_the_layer_says(fmt: FloatFormat) 
     assert (blocks[:2] == 0xA5).all()
     assert (blocks[2, :before] == 0xA5).all()
     assert (blocks[2, -after:] == 0xA5).all()
-    items = blocks[2, before:-after].view(fmt.dtype).reshape(2, 2, KV_BLOCK, 8)
+    items = blocks[2, before:-after].view(fmt.dtype).reshape(2, -1)
+    keys = items[0].reshape(2, 8, KV_BLOCK).transpose(0, 2, 1)  # they lie transposed
+    sides = np.stack([keys, items[1].reshape(2, KV_BLOCK, 8)])
     for side, rows in wanted.items():
         for row, place in enumerate((5, 63)):
-            assert np.array_equal(items[side, :, place], fmt.from_float32(rows[row]))
-    untouched = np.delete(items, (5, 63), axis=2)
+            assert np.array_equal(sides[side, :, place], fmt.from_float32(rows[row]))
+    untouched = np.delete(sides, (5, 63), axis=2)
     assert (untouched.view(np.uint8) == 0xA5).all()

@@ -279,7 +279,7 @@ def test_keys_and_values_follow_the_checkpoint(dtype: str) -> None:
 
 
 def test_an_unknown_format_of_keys_and_values() -> None:
-    with pytest.raises(SettingsError, match=r"kv = 'int3'.* auto, f32, bf16, f16"):
+    with pytest.raises(SettingsError, match=r"kv = 'int3'.* auto, f32, bf16, f16, int8"):
         make(NAMES[0], ram=1 << 30, kv="int3")
 
 

@@ -71,7 +71,7 @@ def test_values_are_read(name: str, value: Any, wanted: object) -> None:
         ("expert_slots", "nan%", "a share of all of them"),
         ("expert_slots", 0, "of at least 1"),
         ("expert_slots", 1.5, "a share of all of them"),
-        ("kv", "int3", "one of auto, f32, bf16, f16"),
+        ("kv", "int3", "one of auto, f32, bf16, f16, int8"),
         ("context_length", 0, "a whole number of at least 1"),
         ("prefill_chunk", "-1", "a whole number of at least 1"),
         ("prefill_chunk", True, "a whole number of at least 1"),
