@@ -89,18 +89,19 @@ class Census:
         """How many tensors have names under `prefix`."""
         return sum(name.startswith(prefix) for name in self._tensors)
 
-    def finish(self, ignore: Sequence[str]) -> None:
+    def finish(self, ignore: Sequence[str]) -> tuple[str, ...]:
         """Hold what is left against `ignore`, patterns that match from the start of a name.
+
+        Returns:
+            The names that `ignore` covers, sorted.
 
         Raises:
             CheckpointError: tensors that nobody takes: some part of the model would be left out.
         """
         patterns = [re.compile(pattern) for pattern in ignore]
-        left = sorted(
-            name
-            for name in self._tensors.keys() - self._taken
-            if not any(pattern.match(name) for pattern in patterns)
-        )
+        rest = self._tensors.keys() - self._taken
+        ignored = {name for name in rest if any(pattern.match(name) for pattern in patterns)}
+        left = sorted(rest - ignored)
         if left:
             listed = ", ".join(self._place(name) for name in left[:_LISTED])
             more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
@@ -108,6 +109,7 @@ class Census:
                 f"{len(left)} of {len(self._tensors)} tensors have no place in this model:"
                 f" {listed}{more}; is config.json the one of these weights?"
             )
+        return tuple(sorted(ignored))
 
     def _place(self, name: str) -> str:
         spec = self._tensors[name]

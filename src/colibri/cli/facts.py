@@ -56,6 +56,7 @@ def facts_of_model(description: Description) -> dict[str, Any]:
         "num_files": len(files),
         "dense_bytes": description.dense_nbytes,
         "experts_bytes": sum(x.num_experts * x.record_nbytes for x in layouts),
+        "left_aside": description.left_aside,
         "ignored_files": [file.name for file in checkpoint.ignored_files],
     }
 

@@ -46,6 +46,9 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "formats", ", ".join(facts["formats"])
     dense, experts = format_bytes(facts["dense_bytes"]), format_bytes(facts["experts_bytes"])
     yield "size", f"{dense} dense, {experts} experts, in {facts['num_files']} files"
+    if facts["left_aside"]:
+        counts = [f"{part} ({count} tensors)" for part, count in facts["left_aside"].items()]
+        yield "left aside", ", ".join(counts)
     if facts["ignored_files"]:
         yield "not read", ", ".join(facts["ignored_files"])
     tokens = facts["tokenizer"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,12 +55,17 @@ class DenseTensor:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A checkpoint understood: every tensor has its place."""
+    """A checkpoint understood: every tensor has its place.
+
+    Attributes:
+        ignored: names of tensors that are knowingly not used.
+    """
 
     checkpoint: Checkpoint
     blueprint: Blueprint
     dense: tuple[DenseTensor, ...]
     experts: ExpertIndex
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Description:
@@ -82,10 +89,16 @@ class Description:
         if checkpoint.container is not None:
             experts = checkpoint.container.expert_index(requests)
             census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
-        else:
-            experts = index_experts(census, requests, quantization)
-            census.finish(blueprint.ignored())
-        return cls(checkpoint, blueprint, dense, experts)
+            return cls(checkpoint, blueprint, dense, experts)
+        experts = index_experts(census, requests, quantization)
+        ignored = census.finish(blueprint.ignored())
+        return cls(checkpoint, blueprint, dense, experts, ignored)
+
+    @property
+    def left_aside(self) -> dict[str, int]:
+        """How many tensors are not used, by the part of the checkpoint that they belong to."""
+        parts = (re.match(r"(model\.)?[^.]+", name) for name in self.ignored)
+        return dict(Counter(found.group() for found in parts if found))
 
     @property
     def dense_nbytes(self) -> int:

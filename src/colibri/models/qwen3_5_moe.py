@@ -47,7 +47,7 @@ FAMILY = Family(
     layer=layer,
     rename=((r"^model\.language_model\.", "model."),),
     spelling="fused",
-    ignore=(r"model\.visual\..*", r"mtp\..*"),
+    ignore=(r"model\.visual\.",),
     dialect="qwen",
     tiny={
         "model_type": "qwen3_5_moe_text",

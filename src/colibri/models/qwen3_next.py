@@ -40,7 +40,6 @@ FAMILY = Family(
     model_type="qwen3_next",
     config=Config,
     layer=layer,
-    ignore=(r"mtp\..*",),
     dialect="qwen",
     tiny={
         "num_experts": 16,
