@@ -25,7 +25,7 @@ _MARGIN = 8 << 20  # one start of the program differs from the next
 
 def sweep(run: Run) -> Iterator[Figure]:
     """Speed at each budget over that at the next smaller one; the worst of them counts."""
-    budgets = budgets_of(run)
+    budgets = budgets_of(run, run.context_length)
     found: list[tuple[float, list[float], str]] = []
     turns: list[Stretch] = []
     speeds: dict[int, list[float]] = {ram: [] for ram in budgets}
@@ -61,8 +61,8 @@ def sweep(run: Run) -> Iterator[Figure]:
 
 def peak_memory(run: Run) -> Iterator[Figure]:
     """Peak of resident memory over the budget, every slot filled."""
-    budgets = budgets_of(run)
     for regime, context in (("fixed context", run.context_length), ("default context", None)):
+        budgets = budgets_of(run, context)
         shares, turns = [], []
         for number, ram in enumerate(budgets):
             run.progress(f"peak memory, {regime}", number, len(budgets))
@@ -82,11 +82,16 @@ def peak_memory(run: Run) -> Iterator[Figure]:
         )
 
 
-def budgets_of(run: Run) -> list[int]:
-    """Budgets from the least that one session needs to enough for all experts."""
-    with _worker(run, expert_slots=run.shape[2], context_length=run.context_length) as worker:
+def budgets_of(run: Run, context: int | None) -> list[int]:
+    """Budgets from the least that the model needs to about enough for all its experts.
+
+    Where the `context` is left to the budget, the least has room for one block of K/V.
+    """
+    with _worker(run, expert_slots=run.shape[2], context_length=context) as worker:
         plan: Plan = worker.ask("plan")
     least = plan.budget_bytes - plan.spare_bytes + _MARGIN
+    if context is None:
+        least -= plan.kv_bytes - plan.kv_bytes // max(1, plan.num_kv_blocks)
     layers, experts, active = run.shape
     most = least + round((layers * experts - active) * run.record_bytes / 0.97)
     return [int(ram) for ram in np.linspace(least, most, NUM_BUDGETS)]
