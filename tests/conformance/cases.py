@@ -72,7 +72,8 @@ def shared_golden(case: Path) -> Golden:
 def record_nbytes(family: Family) -> int:
     """Bytes of an expert of the tiny model, float32 gate, up and down."""
     layer = Blueprint.of(family.tiny_config()).expert_layers()[0]
-    return 3 * 4 * layer.intermediate_size * layer.hidden_size
+    biases = 2 * layer.intermediate_size + layer.hidden_size if layer.biased else 0
+    return 4 * (3 * layer.intermediate_size * layer.hidden_size + biases)
 
 
 def is_sparse(path: Path) -> bool:

@@ -46,7 +46,7 @@ _POSITIVE = {
 }
 # Far above any model: a damaged count must not keep the loader busy, nor size an allocation.
 _MOST_LAYERS, _MOST_EXPERTS, _MOST_HEAD_WIDTH = 1 << 12, 1 << 16, 1 << 16
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 Tokens = int | tuple[int, ...] | None
 
 
@@ -220,10 +220,10 @@ class WindowedConfig(BaseConfig):
         super().check()
         given = not self.use_sliding_window or (self.sliding_window or 0) > 0
         self.require(given, "sliding_window", "must be positive where use_sliding_window is true")
-        kinds = (_FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
-        known = len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _SLIDING}
-        self.require(known, "layer_types", f"must give each layer {_FULL!r} or {_SLIDING!r}")
-        used = self.use_sliding_window or _SLIDING not in kinds
+        kinds = (FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
+        known = len(kinds) == self.num_hidden_layers and {*kinds} <= {FULL, SLIDING}
+        self.require(known, "layer_types", f"must give each layer {FULL!r} or {SLIDING!r}")
+        used = self.use_sliding_window or SLIDING not in kinds
         self.require(used, "layer_types", "has sliding layers, but use_sliding_window is false")
 
     def window(self, index: int) -> int | None:
@@ -231,7 +231,7 @@ class WindowedConfig(BaseConfig):
         if not self.use_sliding_window:
             return None
         if self.layer_types is not None:
-            slides = self.layer_types[index] == _SLIDING
+            slides = self.layer_types[index] == SLIDING
         else:
             slides = self.slides_by_index(index)
         return self.sliding_window if slides else None

@@ -153,10 +153,14 @@ def generate(
 
     Raises:
         ConfigError, UnsupportedModelError: the config is not that of a known family, or an unknown
-            format.
+            format, or experts with biases.
         CheckpointError: the disk is too small, or the directory holds other files.
     """
     blueprint = Blueprint.of(config)
+    if any(layer.biased for layer in blueprint.expert_layers()):
+        raise UnsupportedModelError(
+            f"experts with biases, which {blueprint.family.model_type} has, are not made yet"
+        )
     fmt = get_format(experts)
     dense_format = fmt if fmt.is_plain else get_format(dense)
     tied = blueprint.config.tie_word_embeddings

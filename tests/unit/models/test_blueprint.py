@@ -61,7 +61,12 @@ def test_tiny_checkpoints_are_complete(family: Family, spelling: str) -> None:
     }
     weights = sum(value.size for value in experts.values())
     assert weights == sum(
-        3 * e.num_experts * e.hidden_size * e.intermediate_size for e in found.expert_layers()
+        e.num_experts
+        * (
+            3 * e.hidden_size * e.intermediate_size
+            + (2 * e.intermediate_size + e.hidden_size if e.biased else 0)
+        )
+        for e in found.expert_layers()
     )
 
 

@@ -9,10 +9,10 @@ from colibri.errors import UnsupportedModelError
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from colibri.models.family import Family
-from tests.tiny import PLAIN, each_family, write_tiny
+from tests.tiny import PLAIN, each_biased, each_written, write_tiny
 
 
-@each_family
+@each_written
 def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     write_tiny(tmp_path / "from", family)
     convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g32", dense="int8-g64")
@@ -24,6 +24,14 @@ def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     for tensor in description.dense:
         coded = tensor.parameter.kind in ("matrix", "embedding")
         assert tensor.stored.name == ("int8-g64" if coded else "f32")
+
+
+@each_biased
+def test_experts_with_biases_are_refused(family: Family, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "from", family)
+    with pytest.raises(UnsupportedModelError, match="experts with biases"):
+        convert_model(tmp_path / "from", tmp_path / "to")
+    assert not (tmp_path / "to").exists()
 
 
 def test_without_a_dense_format_dense_tensors_stay(tmp_path: Path) -> None:

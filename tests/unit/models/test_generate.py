@@ -13,28 +13,30 @@ from colibri.models.blueprint import Blueprint
 from colibri.models.description import Description
 from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config, shape_names
-from tests.tiny import PLAIN, SPARSE, each_family, each_sparse
+from tests.tiny import PLAIN, SPARSE, each_biased, each_family, each_written
 
 ROOT = Path(__file__).parents[3]
 
 
-@each_sparse
+@each_written
 @pytest.mark.parametrize("fmt", ["bf16", "int8-g32"])
 def test_a_tiny_checkpoint_passes_the_census(family: Family, fmt: str, tmp_path: Path) -> None:
     config = shape_config(family, "tiny")
     generate(tmp_path / "to", config, experts=fmt, dense="int4-g64")
     description = Description.of(Checkpoint.open(tmp_path / "to"))
-    wanted = ["bf16"] if fmt == "bf16" else ["int8-g32", "int4-g64", "bf16"]
+    coded = ["int8-g32"] if family in SPARSE else []
+    wanted = ["bf16"] if fmt == "bf16" else [*coded, "int4-g64", "bf16"]
     assert list(description.formats()) == wanted
     assert json.loads((tmp_path / "to" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-@each_sparse
+@each_written
 @pytest.mark.parametrize("spelling", ["per-expert", "w1w3w2", "fused"])
 def test_every_spelling_passes_the_census(family: Family, spelling: str, tmp_path: Path) -> None:
     config = shape_config(family, "tiny", 2)
     generate(tmp_path / "to", config, experts="f32", spelling=spelling, shards=2)
-    assert Description.of(Checkpoint.open(tmp_path / "to")).experts.layers
+    found = Description.of(Checkpoint.open(tmp_path / "to")).experts.layers
+    assert bool(found) == (family in SPARSE)
 
 
 @each_family
@@ -43,6 +45,13 @@ def test_every_shape_is_a_config_of_every_family(family: Family, shape: str) -> 
     blueprint = Blueprint.of(shape_config(family, shape, 3))
     assert blueprint.config.num_hidden_layers == 3
     assert blueprint.expert_layers() or family not in SPARSE
+
+
+@each_biased
+def test_experts_with_biases_are_not_made(family: Family, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="experts with biases"):
+        generate(tmp_path / "to", shape_config(family, "tiny"))
+    assert not (tmp_path / "to").exists()
 
 
 def test_an_unknown_shape_is_refused() -> None:
