@@ -20,7 +20,8 @@ def inspectable(llm: LLM) -> Iterator[None]:
     """Answer SIGUSR1 while the block runs, where the system has such a signal.
 
     A thread of its own answers: the signal may come while the interrupted code holds the very locks
-    that the answer needs.
+    that the answer needs. It is woken by the byte that Python writes wherever the signal arrives; a
+    handler would have to wait for the main thread, which may be reading its input.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not hasattr(signal, "SIGUSR1") or not is_main:
@@ -31,16 +32,21 @@ def inspectable(llm: LLM) -> Iterator[None]:
         target=_answer, args=(llm, asked), name="colibri-inspection", daemon=True
     )
     thread.start()
-    before = signal.signal(signal.SIGUSR1, lambda *_: os.write(ask, b"?"))
+    os.set_blocking(ask, False)
+    woken = signal.set_wakeup_fd(ask, warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
+        signal.set_wakeup_fd(woken)
         os.close(ask)
         thread.join()
         os.close(asked)
 
 
 def _answer(llm: LLM, asked: int) -> None:
-    while os.read(asked, 1):
+    while arrived := os.read(asked, 1):
+        if arrived[0] != signal.SIGUSR1:
+            continue
         print(json.dumps(llm.inspect()), file=sys.stderr, flush=True)

@@ -10,9 +10,8 @@ from colibri.lab.rig import Rig
 from colibri.lab.routed import Script, foreseen, token_ids
 from colibri.lab.synthetic import Routing, make_trace
 from colibri.models.family import Family
-from colibri.models.generate import generate, shape_config
 from colibri.settings import Settings
-from tests.tiny import each_sparse
+from tests.tiny import each_sparse, write_tiny
 
 
 def ids_of(**sizes: float) -> Ints:
@@ -68,8 +67,7 @@ def test_a_script_hands_out_its_tokens_in_a_circle(counts: list[int]) -> None:
 
 @each_sparse
 def test_every_family_follows_a_script(family: Family, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "tiny"
-    generate(checkpoint, shape_config(family, "tiny"))
+    checkpoint = write_tiny(tmp_path / "tiny", family)
     options = {"threads": 1, "prefetch": "on"}
     with Rig.open(Settings(model=str(checkpoint)), Script(*_plain()), **options) as probe:
         experts = probe.prepared.description.experts
