@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEMAND = 0, PREFETCH = 1, NOT_QUEUED = 2 };
+enum { DEMAND = COLIBRI_DEMAND, NUM_QUEUES = COLIBRI_BACKGROUND + 1, NOT_QUEUED = NUM_QUEUES };
 
 /* ---- Queues: linked lists over slot numbers, so bounded and with nothing to allocate. The caller holds the mutex. */
 
@@ -69,8 +69,15 @@ static int give_buffer(colibri_reader *r, int32_t slot) {
     return 1;
 }
 
+static int32_t next_slot(const colibri_reader *r) {
+    for (int queue = DEMAND; queue < NUM_QUEUES; queue++)
+        if (r->first[queue] >= 0)
+            return r->first[queue];
+    return -1;
+}
+
 static int take(colibri_reader *r, block *taken) {
-    int32_t slot = r->first[DEMAND] >= 0 ? r->first[DEMAND] : r->first[PREFETCH];
+    int32_t slot = next_slot(r);
     if (slot < 0)
         return 0;
     job *j = &r->jobs[slot];
@@ -136,7 +143,7 @@ static void *work(void *argument) {
             continue;
         }
         /* Threads wake one another, so that whoever submits pays for one system call and not for all. */
-        int wake = r->idle > 0 && (r->first[DEMAND] >= 0 || r->first[PREFETCH] >= 0);
+        int wake = r->idle > 0 && next_slot(r) >= 0;
         pthread_mutex_unlock(&r->mutex);
         if (wake)
             pthread_cond_signal(&r->wake);
@@ -206,7 +213,8 @@ colibri_reader *colibri_reader_create(uint8_t *arena, const int64_t *parts, int3
     r->block_nbytes = (block_nbytes + PAGE - 1) / PAGE * PAGE;
     for (int32_t d = 0; d < r->num_drives; d++)
         r->weights[d] = drives->weights[d] > 0 ? drives->weights[d] : 1;
-    r->first[DEMAND] = r->first[PREFETCH] = r->last[DEMAND] = r->last[PREFETCH] = -1;
+    for (int queue = DEMAND; queue < NUM_QUEUES; queue++)
+        r->first[queue] = r->last[queue] = -1;
     r->jobs = calloc((size_t)num_slots + 1, sizeof *r->jobs);
     r->pieces = calloc((size_t)num_slots * (size_t)max_pieces + 1, sizeof *r->pieces);
     r->fds = copied(drives->fds, num_fds);
@@ -247,7 +255,7 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         j->rest = (block){.slot = slot, .piece = -1};
         advance(r, j);
         __atomic_store_n(&r->states[slot], COLIBRI_SLOT_LOADING, __ATOMIC_RELEASE);
-        append(r, slot, jobs->prefetch ? PREFETCH : DEMAND);
+        append(r, slot, jobs->queue);
     }
     int wake = r->idle > 0;
     pthread_mutex_unlock(&r->mutex);
@@ -255,19 +263,21 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         pthread_cond_signal(&r->wake);
 }
 
-void colibri_reader_promote(colibri_reader *r, int32_t slot) {
+int32_t colibri_reader_promote(colibri_reader *r, int32_t slot, int32_t queue) {
     pthread_mutex_lock(&r->mutex);
-    if (r->jobs[slot].queue == PREFETCH) {
+    int32_t waits = r->jobs[slot].queue > queue && r->jobs[slot].queue != NOT_QUEUED;
+    if (waits) {
         unlink_job(r, slot);
-        append(r, slot, DEMAND);
+        append(r, slot, queue);
     }
     pthread_mutex_unlock(&r->mutex);
+    return waits;
 }
 
 int32_t colibri_reader_withdraw(colibri_reader *r, int32_t slot) {
     pthread_mutex_lock(&r->mutex);
     job *j = &r->jobs[slot];
-    int32_t waits = j->queue == PREFETCH && !j->in_flight && !j->used;
+    int32_t waits = j->queue > DEMAND && j->queue < NUM_QUEUES && !j->in_flight && !j->used;
     if (waits) {
         unlink_job(r, slot);
         j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
@@ -299,14 +309,14 @@ int32_t colibri_reader_times(colibri_reader *r, int32_t slot, int64_t times[3]) 
     return reason;
 }
 
-void colibri_reader_queues(colibri_reader *r, int32_t counts[3]) {
-    counts[0] = counts[1] = counts[2] = 0;
+void colibri_reader_queues(colibri_reader *r, int32_t counts[4]) {
+    memset(counts, 0, (NUM_QUEUES + 1) * sizeof *counts);
     pthread_mutex_lock(&r->mutex);
-    for (int queue = DEMAND; queue <= PREFETCH; queue++)
+    for (int queue = DEMAND; queue < NUM_QUEUES; queue++)
         for (int32_t slot = r->first[queue]; slot >= 0; slot = r->jobs[slot].next)
             counts[queue]++;
     for (int32_t slot = 0; slot < r->num_slots; slot++)
-        counts[2] += r->jobs[slot].in_flight;
+        counts[NUM_QUEUES] += r->jobs[slot].in_flight;
     pthread_mutex_unlock(&r->mutex);
 }
 
@@ -326,7 +336,7 @@ void colibri_reader_get_stats(colibri_reader *r, colibri_reader_stats *stats) {
 }
 
 static void cancel_queued(colibri_reader *r) {
-    for (int queue = DEMAND; queue <= PREFETCH; queue++)
+    for (int queue = DEMAND; queue < NUM_QUEUES; queue++)
         for (int32_t slot = r->first[queue]; slot >= 0; slot = r->first[queue]) {
             job *j = &r->jobs[slot];
             unlink_job(r, slot);

@@ -53,7 +53,7 @@ struct colibri_reader {
     int64_t staging_nbytes;
     int32_t free_buffers[MAX_BUFFERS], num_free;
     int64_t block_nbytes; /* 0: pieces are read whole */
-    int32_t first[2], last[2]; /* slots, -1 where a queue is empty */
+    int32_t first[COLIBRI_BACKGROUND + 1], last[COLIBRI_BACKGROUND + 1]; /* slots, -1 where a queue is empty */
     int64_t weights[COLIBRI_MAX_DRIVES], in_flight[COLIBRI_MAX_DRIVES], drive_bytes[COLIBRI_MAX_DRIVES];
     uint32_t dropped; /* mirrors that failed, a set */
     colibri_failure drops[COLIBRI_MAX_DRIVES];

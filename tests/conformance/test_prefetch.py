@@ -78,8 +78,14 @@ def test_same_bits_and_true_books(
 
 
 @pytest.mark.parametrize("mode", ["on", "auto"])
-def test_a_resident_model_predicts_nothing(model: Path, mode: str) -> None:
-    with LLM.open(model, prefetch=mode, expert_slots="100%", heat=False) as llm:
-        answer(llm)
-        counts = llm.metrics()
-    assert (counts.experts.wanted, counts.experts.prefetched) == (0, 0)
+def test_a_model_that_fits_is_read_in_the_background(
+    model: Path, expected: tuple[np.ndarray, list[int]], mode: str
+) -> None:
+    with LLM.open(
+        model, prefetch=mode, expert_slots="100%", prefill_chunk=2, heat=False, warm_start=True
+    ) as llm:
+        logits, tokens = answer(llm)
+        counts, plan = llm.metrics().experts, llm.plan()
+    assert np.array_equal(logits, expected[0])
+    assert tokens == expected[1]
+    assert (counts.misses, counts.prefetched) == (0, plan.num_experts)

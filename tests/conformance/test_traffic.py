@@ -27,7 +27,7 @@ def test_a_chunk_reads_its_union_once(family: Family, spelling: str, tmp_path: P
     def keep(layer: int, routing: Routing) -> None:
         unions.append((layer, set(routing.ids.ravel().tolist())))
 
-    with LLM.open(path, expert_slots="100%", prefill_chunk=CHUNK) as llm:
+    with LLM.open(path, expert_slots="100%", prefill_chunk=CHUNK, warm_start=False) as llm:
         llm.logits(IDS, routes=keep)
         traffic = llm.metrics().experts
     seen: set[tuple[int, int]] = set()

@@ -178,6 +178,31 @@ def test_experts_that_land_meanwhile(tokens: int, first_delay_s: float) -> None:
     timer.join()
 
 
+def test_waits_are_written_down() -> None:
+    rng = generator(2)
+    layer, table = experts(rng, F32, 16, 16, 2)
+    found = routing(rng, 1, 16, 2, 2)
+    table.states[0] = LOADING
+    kernels, pause = native(), threading.Event()
+    kernels.waits = waits = np.zeros((64, 2), np.int64)
+
+    def land() -> None:
+        while not waits[0, 0]:  # until a wait has begun
+            pause.wait(0.001)
+        table.states[0] = READY
+
+    thread = threading.Thread(target=land)
+    thread.start()
+    try:
+        run(kernels, layer, found, table, gaussian(rng, 1, 16), [])
+    finally:
+        waits[0, 0] |= 1  # the thread ends in any case
+        thread.join()
+    begun, ended = waits[: kernels.num_waits].T
+    assert len(begun) > 0
+    assert (ended >= begun).all()
+
+
 @pytest.mark.parametrize("state", [FAILED, EMPTY])
 @pytest.mark.parametrize("tokens", [3, 60])
 def test_a_slot_that_fails_is_named(tokens: int, state: int) -> None:

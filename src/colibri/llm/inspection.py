@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from colibri.engine.engine import Engine
+from colibri.memory.jobs import Queue
 from colibri.models.model import Model
 
 
@@ -17,11 +18,12 @@ def inspected(engine: Engine, model: Model) -> dict[str, Any]:
     (`memory.store_stats.AheadBytes`); `metrics` are those of the engine.
     """
     stats, foresight = model.store.stats, model.prefetcher.stats
-    demanded, ahead, reading = model.store.queues()
+    *queues, reading = model.store.queues()
+    queued = {queue.name.lower(): queues[queue] for queue in Queue}
     return {
         "slots": model.store.slot_states(),
         "retired_bytes": model.store.retired_bytes,
-        "queues": {"demand": demanded, "prefetch": ahead, "reading": reading},
+        "queues": queued | {"reading": reading},
         "sessions": [{"position": position} for position in engine.positions],
         "ahead": {
             "looking": model.prefetcher.governor.depth,

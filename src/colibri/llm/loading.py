@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from colibri import kernels as kernel_library
 from colibri.checkpoint.index import Checkpoint
 from colibri.errors import BudgetError, NativeLibraryError, SettingsError
@@ -69,7 +71,7 @@ class Prepared:
         return tuple(f"{name}={value}" for name, value in values.items() if value == "int8")
 
     def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper | None]:
-        """Carry out the plan, and begin to read what earlier runs used most."""
+        """Carry out the plan, and begin to read what earlier runs used most, or all that fits."""
         profile = self.settings.profile
         spans = None if profile is None else Spans(Path(profile))
         keeps_heat = self.settings.heat and not uses_bundled(self.settings)
@@ -87,11 +89,10 @@ class Prepared:
             governor=None if verdicts is None else verdicts.governor,
             spans=spans,
         )
-        if usage is None:
-            return model, None
         if self.settings.warm_start:
-            model.store.warm(usage.counts)
-        return model, HeatKeeper(usage, model.store, verdicts)
+            shape = self.description.experts.file.shape[:2]
+            model.store.warm(np.zeros(shape) if usage is None else usage.counts)
+        return model, None if usage is None else HeatKeeper(usage, model.store, verdicts)
 
     def route_trace(self) -> RouteTrace | None:
         """The file that the settings want routing written to.

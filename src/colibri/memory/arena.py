@@ -1,13 +1,13 @@
-"""The slots: one private mapping, reserved whole, resident as far as records have landed in it.
+"""The slots: one private mapping, reserved whole, touched in the background in slot order.
 
-Slots are not touched ahead of their first read: first touch runs at 0.3 to 1 GB/s, and done by a
-reading thread it hides behind the reads of the others. So a slot serves at once, and the first
-token waits for nothing. The plan counts the mapping whole, huge pages included.
+A slot that is not touched yet serves as well, only more slowly: the first token waits for nothing.
+The plan counts the mapping whole, huge pages included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.formats import Bytes
 from colibri.kernels.api import EMPTY, Ints
+from colibri.kernels.library import Library
 from colibri.kernels.mapping import Mapping, mapping_nbytes
+from colibri.memory.toucher import Toucher
 
 _STAGING = 16 << 20
 
@@ -32,7 +34,8 @@ class Arena:
         biases: likewise their biases, or None where experts have none.
         staging: `[num_buffers, nbytes]`, where records are read that have to be packed.
         states: `[num_slots]` int32.
-        touched: `[num_slots]` whether a slot takes memory, as its owner marks it.
+        touched: `[num_slots]` whether a slot takes memory; its owner marks it, too.
+        usable: `[num_slots]` whether it may: its owner marks it.
         words: `[num_slots + 1]`, the states and a word that stays EMPTY, where slot -1 looks.
     """
 
@@ -66,23 +69,42 @@ class Arena:
         self.words: Ints = np.full(len(ends) + 1, EMPTY, np.int32)
         self.states: Ints = self.words[:-1]
         self.touched = np.zeros(len(ends), bool)
+        self.usable = np.ones(len(ends), bool)
+        self._bounds: NDArray[np.int64] = np.append(self.bases, self.data.size)
+        self._toucher: Toucher | None = None
 
     @property
     def num_slots(self) -> int:
         """Slots of all classes together."""
         return len(self.states)
 
+    def touch_ahead(self, library: Library | None) -> None:
+        """Make usable slots resident from now on, on a thread of the library if there is one."""
+        if library is not None and self.num_slots:
+            self._toucher = Toucher(library, self.data, self._bounds, self.usable, self.touched)
+
     def discard(self, slots: NDArray[np.int64]) -> None:
-        """Give the memory of `slots [n]` (ascending) back until they are touched again."""
+        """Give the memory of `slots [n]` (ascending), not usable any more, back."""
+        with nullcontext() if self._toucher is None else self._toucher.held():
+            self._discard(slots)
+
+    def allow(self, slots: NDArray[np.int64]) -> None:
+        """Slots `[n]` are usable again."""
+        with nullcontext() if self._toucher is None else self._toucher.held():
+            self.usable[slots] = True
+
+    def _discard(self, slots: NDArray[np.int64]) -> None:
+        self.usable[slots] = False
         for run in np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1):
             if len(run):
-                start, last = int(self.bases[run[0]]), int(run[-1])
-                stop = self.bases[last + 1] if last + 1 < self.num_slots else self.data.size
-                self._mapping.discard(start, int(stop) - start)
+                start, stop = int(self._bounds[run[0]]), int(self._bounds[run[-1] + 1])
+                self._mapping.discard(start, stop - start)
         self.touched[slots] = False
 
     def close(self) -> None:
         """Give the memory back, after the reader has stopped. Views stay valid and read zeros."""
+        if self._toucher is not None:
+            self._toucher.close()
         self._mapping.close()
         self._staging.close()
 

@@ -11,22 +11,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex
-from colibri.errors import BudgetError, ColibriError
+from colibri.errors import ColibriError
 from colibri.kernels.api import EMPTY, FAILED, LOADING, READY, Ints, Slots
 from colibri.memory.arena import Arena
 from colibri.memory.eviction import Keys, Policy
-from colibri.memory.heat import Heat, hottest
-from colibri.memory.jobs import Reader
+from colibri.memory.heat import Heat, warm_order
+from colibri.memory.jobs import Queue, Reader
 from colibri.memory.lease import Lease, Numbers
 from colibri.memory.predictions import Predictions
-from colibri.memory.read_ahead import Origin, ReadAhead
-from colibri.memory.read_errors import read_error
+from colibri.memory.read_ahead import Background, Origin, ReadAhead
+from colibri.memory.read_errors import read_error, too_many
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
 from colibri.memory.slot_ranges import SlotRanges
@@ -60,6 +61,7 @@ class ExpertStore:
         self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
         self._leases: Ints = np.zeros(arena.num_slots, np.int32)
         self._ahead = ReadAhead(arena.num_slots)
+        self._background = Background(arena.states, self._leases)
         self._predictions = Predictions(num_layers, self._num_experts)
         self.heat = Heat(num_layers * self._num_experts)
         self._records = RecordTable(index)
@@ -87,7 +89,7 @@ class ExpertStore:
         return Lease(partial(self._acquire, layer, experts), self._release)
 
     def capacity(self, layer: int) -> int:
-        """The most experts that one lease of this layer can hold, if there is no other."""
+        """The most experts that one lease of this layer can hold alone."""
         return len(self._ranges[self._index.position[layer]])
 
     def prefetch(self, layer: int, experts: Ints, origin: Origin = Origin.PREDICTED) -> int:
@@ -96,23 +98,33 @@ class ExpertStore:
         A prefetch takes no lease and waits for nothing; its reads are in the order given. It gets
         at most half of the slots that nobody holds or is predicted to need within this token; the
         rest of it is refused. When the layer is leased, what was predicted in vain and has not
-        begun to be read is called off.
-        Returns how many reads were accepted.
+        begun to be read is called off. What is warmed gets free slots only and is read when there
+        is nothing else to read. Returns how many reads began or came forward.
         """
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
         with self._lock:
-            missing = keys[self._slot_of[keys] == _NOWHERE]
-            if origin is Origin.PREDICTED:
-                self._predictions.add(row, keys)
-            accepted = missing[: self._num_spare(row) // 2]
-            slots = self._load(row, accepted, prefetch=True)
-            sizes = self._records.nbytes(row, accepted - row * self._num_experts)
-            self._ahead.begin(slots, sizes, origin)
-            self._prefetched += len(slots)
-            if origin is Origin.PREDICTED:
-                self._predictions.read(row, slots)
-        return len(accepted)
+            slots, missing = self._slot_of[keys], keys[self._slot_of[keys] == _NOWHERE]
+            if origin is Origin.WARMED:
+                return self._read_ahead(row, missing[: len(self._free(row))], origin)
+            self._predictions.add(row, keys)
+            moved = self._reader.promote(self._background.among(slots), Queue.PREFETCH)
+            spare = self._num_spare(row) + len(self._background.within(self._ranges[row]))
+            self._make_free(row, min(len(missing), spare // 2))
+            wanted = missing[: min(spare // 2, self._num_spare(row))]
+            return moved + self._read_ahead(row, wanted, origin)
+
+    def _read_ahead(self, row: int, keys: Keys, origin: Origin) -> int:
+        warmed = origin is Origin.WARMED
+        slots = self._load(row, keys, Queue.BACKGROUND if warmed else Queue.PREFETCH)
+        sizes = self._records.nbytes(row, keys - row * self._num_experts)
+        self._ahead.begin(slots, sizes, origin)
+        self._prefetched += len(slots)
+        if warmed:
+            self._background.add(slots)
+        else:
+            self._predictions.read(row, slots)
+        return len(slots)
 
     def expect(self, layer: int, experts: Ints) -> None:
         """`experts [n]` will be needed within a token: the policy spares them if it can."""
@@ -121,14 +133,15 @@ class ExpertStore:
             self._policy.hint(keys)
 
     def warm(self, counts: NDArray[np.float64]) -> int:
-        """Begin to read the hottest experts, by heat `[L, E]`, into slots that are free.
+        """Begin to read the hottest experts by heat `[L, E]`, and all where all fit; how many.
 
-        They are read in file order, behind whatever is demanded. Returns how many were accepted.
+        It goes into free slots, behind whatever else is to be read, and makes room while it waits.
         """
         accepted = 0
         for found in self._classes:
             num_slots = len(self._ranges[found.layers[0]])
-            for row, experts in hottest(counts, found.layers, num_slots):
+            sizes = [self._index.layers[row].num_experts for row in found.layers]
+            for row, experts in warm_order(counts, found.layers, sizes, num_slots):
                 accepted += self.prefetch(self._index.layers[row].layer, experts, Origin.WARMED)
         return accepted
 
@@ -141,7 +154,6 @@ class ExpertStore:
     def stats(self) -> StoreStats:
         """A snapshot of the counters."""
         with self._lock:
-            read = self._reader.stats()
             return StoreStats(
                 requests=self._requests,
                 hits=self._requests - self._misses,
@@ -150,14 +162,8 @@ class ExpertStore:
                 prefetched=self._prefetched,
                 withdrawn=self._withdrawn,
                 evictions=self._evictions,
-                records=read.records,
-                failed=read.failed,
-                reads=read.reads,
-                bytes_read=read.bytes_read,
-                slack_bytes=read.slack_bytes,
                 wait_s=self._wait_s,
-                rescued=read.rescued,
-                drive_bytes=read.drive_bytes,
+                **asdict(self._reader.stats()),
                 num_usable=self._ranges.num_usable,
                 predicted=self._ahead.of(Origin.PREDICTED),
                 warmed=self._ahead.of(Origin.WARMED),
@@ -166,18 +172,9 @@ class ExpertStore:
     def slot_states(self) -> list[dict[str, int]]:
         """What the usable slots of each class are at, for people to look at."""
         with self._lock:
-            found = []
-            for each in self._classes:
-                usable = self._ranges[each.layers[0]]
-                window = slice(usable.start, usable.stop)
-                counts = np.bincount(self._arena.states[window], minlength=4).tolist()
-                names = ("empty", "loading", "ready", "failed")
-                leased = int(np.count_nonzero(self._leases[window]))
-                about = {"slot_bytes": each.slot_nbytes, "usable": len(usable), "leased": leased}
-                found.append(about | dict(zip(names, counts, strict=True)))
-        return found
+            return self._ranges.states(self._leases)
 
-    def queues(self) -> tuple[int, int, int]:
+    def queues(self) -> tuple[int, int, int, int]:
         """See `Reader.queues`."""
         return self._reader.queues()
 
@@ -194,13 +191,8 @@ class ExpertStore:
 
     @property
     def num_reads(self) -> int:
-        """Records asked of the reader so far."""
-        return self._misses + self._prefetched
-
-    @property
-    def has_room_for_all(self) -> bool:
-        """Whether every expert can stay in memory."""
-        return all(len(self._ranges[c.layers[0]]) >= c.num_experts for c in self._classes)
+        """Records asked of the reader so far; those that it was hurried on with count again."""
+        return self._misses + self._prefetched + self._late
 
     @property
     def num_usable(self) -> int:
@@ -225,9 +217,10 @@ class ExpertStore:
     def retire(self, nbytes: int) -> int:
         """Evict from slots at the tail, `nbytes` if so many are idle, and give their memory back.
 
-        Returns how many slots went. They serve again after `take_back`.
+        No more is read in the background. Returns how many slots went, until `take_back`.
         """
         with self._lock:
+            self._withdraw(self._background.slots)
             idle = (self._leases == 0) & (self._arena.states != LOADING)
             slots = self._ranges.shrink(nbytes, idle)
             self._evictions += int(np.count_nonzero(self._key_of[slots] != _NOWHERE))
@@ -281,7 +274,7 @@ class ExpertStore:
         # What was read ahead had not been kept since its last use either.
         ahead = self._ahead.use(held, loading[present])
         self._policy.touch(keys, len(missing) + ahead)
-        slots[~present] = new = self._load(row, missing, prefetch=False)
+        slots[~present] = new = self._load(row, missing, Queue.DEMAND)
         self._leases[new] += 1
         pins.append(new)
         return slots, len(late), len(new)
@@ -294,40 +287,43 @@ class ExpertStore:
         owners = self._key_of[slots]
         vain = (owners // self._num_experts == row) & ~np.isin(owners, keys)
         vain &= (self._leases[slots] == 0) & (self._arena.states[slots] == LOADING)
-        slots = np.unique(slots[vain])  # a read that failed leaves its slot to the next
+        self._withdraw(np.unique(slots[vain]))  # a read that failed leaves its slot to the next
+
+    def _withdraw(self, slots: Numbers) -> None:
+        """Give back those of `slots [n]` that wait, not on demand."""
         called_off = slots[self._reader.withdraw(slots)]
         self._withdrawn += len(called_off)
         self._ahead.withdraw(called_off)
         self._vacate(called_off)
 
-    def _load(self, row: int, keys: Keys, *, prefetch: bool) -> Numbers:
+    def _load(self, row: int, keys: Keys, queue: Queue) -> Numbers:
         """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
         if not len(keys):
             return np.empty(0, np.int64)
         slots = self._claim(row, len(keys))
         try:
             experts = keys - row * self._num_experts
-            self._arena.parts[slots] = self._records.parts(row, experts, self._arena.bases[slots])
+            bases = self._arena.bases[slots]
+            self._arena.parts[slots] = self._records.parts(row, experts, bases)
             if self._arena.biases is not None:
-                bases = self._arena.bases[slots]
                 self._arena.biases[slots] = self._records.biases(row, bases)
             self._key_of[slots] = keys
             self._slot_of[keys] = slots
-            self._arena.touched[slots] = True
-            self._reader.submit(
-                self._records.jobs(row, experts, slots, self._arena.bases, prefetch)
-            )
+            if queue is not Queue.BACKGROUND:  # which may not be read for long
+                self._arena.touched[slots] = True
+            self._reader.submit(self._records.jobs(row, experts, slots, self._arena.bases, queue))
         except BaseException:
             self._vacate(slots[self._arena.states[slots] == EMPTY])  # those that were not submitted
             raise
         return slots
 
     def _claim(self, row: int, n: int) -> Numbers:
-        """`n` slots that nobody holds, now EMPTY: free ones first, then the policy's victims'."""
-        idle = self._idle(row)
+        """`n` slots that nobody holds, now EMPTY: free ones, then the policy's victims'."""
+        self._make_free(row, n)
+        idle = self._ranges.idle(row, self._leases)
         while len(idle) < n:
             self._await_abandoned(row, n, len(idle))
-            idle = self._idle(row)
+            idle = self._ranges.idle(row, self._leases)
         self._vacate(idle[self._arena.states[idle] == FAILED])
         keys = self._key_of[idle]
         free: Numbers = idle[keys == _NOWHERE]
@@ -339,6 +335,19 @@ class ExpertStore:
         self._vacate(victims)
         both: Numbers = np.concatenate([free, victims])
         return both
+
+    def _make_free(self, row: int, n: int) -> None:
+        """Call off reads in the background where fewer than `n` slots are free."""
+        waiting = self._background.within(self._ranges[row])
+        wanted = min(n - len(self._free(row)), len(waiting)) if len(waiting) else 0
+        if wanted > 0:
+            self._withdraw(waiting[self._policy.victims(wanted, self._key_of[waiting])])
+
+    def _free(self, row: int) -> Numbers:
+        """Idle slots for records of this layer that hold nothing of use."""
+        idle = self._ranges.idle(row, self._leases)
+        found: Numbers = idle[(self._key_of[idle] < 0) | (self._arena.states[idle] == FAILED)]
+        return found
 
     def _victims(self, n: int, owned: Numbers) -> Numbers:
         """`n` of the slots `owned [m]`; what this token is predicted to need goes last."""
@@ -352,16 +361,9 @@ class ExpertStore:
 
     def _num_spare(self, row: int) -> int:
         """Idle slots that hold nothing which this token is predicted to need."""
-        idle = self._idle(row)
+        idle = self._ranges.idle(row, self._leases)
         held = idle[(self._key_of[idle] != _NOWHERE) & (self._arena.states[idle] != FAILED)]
         return len(idle) - self._predictions.count(self._key_of[held])
-
-    def _idle(self, row: int) -> Numbers:
-        """Slots for records of this layer that are neither leased nor being written."""
-        slots = self._ranges[row]
-        window = slice(slots.start, slots.stop)
-        idle = (self._leases[window] == 0) & (self._arena.states[window] != LOADING)
-        return np.flatnonzero(idle) + slots.start
 
     def _await_abandoned(self, row: int, n: int, num_idle: int) -> None:
         """Wait for a read whose slot nobody holds: a prefetch, or that of a lease cut short."""
@@ -372,12 +374,8 @@ class ExpertStore:
             self._reader.wait(slots.start + int(loading.argmax()))
         elif self._ranges.extend(row, n - num_idle):
             return  # the lease was measured by a `capacity` that has shrunk since
-        elif len(self._idle(row)) == num_idle:  # none has landed meanwhile
-            raise BudgetError(
-                f"layer {self._index.layers[row].layer}: {n} more experts are wanted at once, and "
-                f"{num_idle} of {len(slots)} slots are free: lease fewer at a time (`capacity`), "
-                "or raise expert_slots"
-            )
+        elif len(self._ranges.idle(row, self._leases)) == num_idle:  # none has landed meanwhile
+            raise too_many(self._index.layers[row].layer, n, num_idle, len(slots))
 
     def _vacate(self, slots: Numbers) -> None:
         """Make slots EMPTY and their experts homeless, unless those live elsewhere by now."""

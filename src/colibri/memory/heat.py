@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,7 @@ Counts = NDArray[np.float64]
 
 HALF_LIFE = 4096.0  # uses an expert, on average, until a use counts half as much
 _MOST_PENDING = 512
+_FIRST_SHARE = 4  # one expert in so many comes before the others
 
 
 class Heat:
@@ -49,10 +52,21 @@ def added(counts: Counts, uses: NDArray[np.integer]) -> Counts:
     return now
 
 
-def hottest(counts: Counts, rows: tuple[int, ...], n: int) -> list[tuple[int, NDArray[np.int32]]]:
-    """Row and experts, both ascending, of the `n` hottest among layers `rows`; cold ones never."""
-    part = counts[list(rows)]
-    order = np.argsort(-part, axis=None, kind="stable")[:n]
-    order = np.sort(order[part.reshape(-1)[order] > 0])
-    layer, expert = np.divmod(order, counts.shape[1])
-    return [(rows[i], expert[layer == i].astype(np.int32)) for i in np.unique(layer).tolist()]
+def warm_order(
+    counts: Counts, rows: Sequence[int], sizes: Sequence[int], n: int
+) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """Which experts to have first of layers `rows` with `sizes` experts, where `n` fit.
+
+    The hottest quarter of them comes in file order, and so do the others. What nobody has used yet
+    comes last, and only where all fit.
+    Yields rows and their experts, ascending, each row at most twice.
+    """
+    heat = counts[list(rows)].reshape(-1)
+    exists = (np.arange(counts.shape[1]) < np.array(sizes)[:, None]).reshape(-1)
+    order = np.argsort(-np.where(exists, heat, -1.0), kind="stable")[: min(n, sum(sizes))]
+    if n < sum(sizes):
+        order = order[heat[order] > 0]
+    for part in (order[: n // _FIRST_SHARE], order[n // _FIRST_SHARE :]):
+        layer, expert = np.divmod(np.sort(part), counts.shape[1])
+        for i in np.unique(layer).tolist():
+            yield rows[i], expert[layer == i].astype(np.int32)

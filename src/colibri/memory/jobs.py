@@ -22,6 +22,7 @@ __all__ = [
     "PAGE",
     "Failure",
     "Jobs",
+    "Queue",
     "Reader",
     "ReaderStats",
     "Reason",
@@ -29,6 +30,14 @@ __all__ = [
     "scans_of",
     "steps_of",
 ]
+
+
+class Queue(IntEnum):
+    """What a job waits in; the lowest goes first. Numbers are those of native/abi_reader.cdef."""
+
+    DEMAND = 0  # somebody waits for it
+    PREFETCH = 1  # a layer of this token is predicted to want it
+    BACKGROUND = 2  # it will do some good some time
 
 
 class Reason(IntEnum):
@@ -98,7 +107,7 @@ class Jobs:
         targets: `[n, P]` arena offset, a multiple of PAGE, of the page that holds the first byte.
         crcs: `[n]` CRC-32C over the pieces in order, or None.
         scans: `[S, 6]` floats to look at, see `scans_of`; the reader keeps the array.
-        prefetch: whether demand jobs may overtake these.
+        queue: where they wait.
         bases: `[n]` arena offset of each slot.
         staged: `[P]` whether a piece's target counts from a staging buffer; empty where none does.
         packings: how a record becomes resident when its pieces are there.
@@ -113,7 +122,7 @@ class Jobs:
     targets: NDArray[np.int64]
     crcs: NDArray[np.uint32] | None
     scans: NDArray[np.int64]
-    prefetch: bool = False
+    queue: Queue = Queue.DEMAND
     bases: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     staged: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     packings: tuple[Packing, ...] = ()
@@ -126,11 +135,11 @@ class Reader(Protocol):
     def submit(self, jobs: Jobs) -> None:
         """Make the slots LOADING and queue the jobs: all of them, or none when this raises."""
 
-    def promote(self, slots: NDArray[np.integer]) -> None:
-        """Treat those of `slots` that still wait as prefetches as demanded."""
+    def promote(self, slots: NDArray[np.integer], queue: Queue = Queue.DEMAND) -> int:
+        """Move those of `slots` that wait in a later queue to the end of `queue`; how many."""
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off those of `slots [n]` that wait as prefetches, none of whose bytes are read.
+        """Call off those of `slots [n]` that wait, not on demand, none of whose bytes are read.
 
         Returns which these are, `[n]`; they are FAILED now.
         """
@@ -144,8 +153,8 @@ class Reader(Protocol):
     def stats(self) -> ReaderStats:
         """Sums since the start."""
 
-    def queues(self) -> tuple[int, int, int]:
-        """Jobs that wait, demanded and read ahead, then what is being read (blocks or records)."""
+    def queues(self) -> tuple[int, int, int, int]:
+        """Jobs that wait in each `Queue`, then what is being read (blocks or records)."""
 
     def close(self) -> None:
         """Cancel queued jobs, wait for reads in flight, end threads. Closing twice is fine."""

@@ -20,7 +20,7 @@ from colibri.kernels.api import EMPTY, READY
 from colibri.memory.arena import Arena
 from colibri.memory.devices import Reading
 from colibri.memory.drives import Drives
-from colibri.memory.jobs import PAGE, Reader, steps_of
+from colibri.memory.jobs import PAGE, Queue, Reader, steps_of
 from colibri.memory.mirror import record_pieces
 from colibri.memory.record_table import RecordTable
 from colibri.memory.slot_classes import slot_classes
@@ -119,7 +119,7 @@ class Measurement:
     def _read(self, reader: Reader, records: NDArray[np.integer]) -> float:
         slots = self._slots[: len(records)]
         experts = np.asarray(records - self._row * self._index.file.shape[1], np.int64)
-        jobs = self._table.jobs(self._row, experts, slots, self._arena.bases, False)
+        jobs = self._table.jobs(self._row, experts, slots, self._arena.bases, Queue.DEMAND)
         # The drive is measured, not the checks.
         jobs = replace(
             jobs, crcs=None, scans=np.empty((0, 6), np.int64), packings=(), steps=steps_of(())

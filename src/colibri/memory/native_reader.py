@@ -15,7 +15,7 @@ from colibri.kernels.library import Library
 from colibri.memory.arena import Arena
 from colibri.memory.drives import Drives
 from colibri.memory.forked import LIVING
-from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
+from colibri.memory.jobs import Failure, Jobs, Queue, ReaderStats, Reason
 
 _WAIT_MS = 100  # Ctrl-C gets through between two waits
 _COLUMNS = (
@@ -107,19 +107,20 @@ class NativeReader:
             self._jobs.packings = self._kept(jobs.steps, "packing")
             self._jobs.num_packings = len(jobs.steps)
             self._jobs.staged = self._optional(jobs.staged if jobs.staged.size else None)
-            self._jobs.num_pieces, self._jobs.prefetch = jobs.files.shape[1], jobs.prefetch
+            self._jobs.num_pieces, self._jobs.queue = jobs.files.shape[1], int(jobs.queue)
             self._lib.colibri_reader_submit(self._handle, len(jobs.slots), self._jobs)
             self._report_dropped()
 
-    def promote(self, slots: NDArray[np.integer]) -> None:
-        """Move waiting prefetches to the end of the demand queue."""
+    def promote(self, slots: NDArray[np.integer], queue: Queue = Queue.DEMAND) -> int:
+        """Move what waits in a later queue; see `Reader.promote`."""
         with self._guard:
-            if self._handle is not None:
-                for slot in slots.tolist():
-                    self._lib.colibri_reader_promote(self._handle, slot)
+            if self._handle is None:
+                return 0
+            promote, number = self._lib.colibri_reader_promote, int(queue)
+            return sum(promote(self._handle, slot, number) for slot in slots.tolist())
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off prefetches of which no block has been taken."""
+        """Call off what nobody demanded and of which no block has been taken."""
         with self._guard:
             if self._handle is None:
                 return np.zeros(len(slots), bool)
@@ -150,13 +151,13 @@ class NativeReader:
             reason = self._lib.colibri_reader_times(self._handle, slot, found)
         return (found[0], found[1], found[2]), reason
 
-    def queues(self) -> tuple[int, int, int]:
+    def queues(self) -> tuple[int, int, int, int]:
         """See `Reader.queues`."""
-        found = self._ffi.new("int32_t[3]")
+        found = self._ffi.new("int32_t[4]")
         with self._guard:
             if self._handle is not None:
                 self._lib.colibri_reader_queues(self._handle, found)
-        return found[0], found[1], found[2]
+        return found[0], found[1], found[2], found[3]
 
     def stats(self) -> ReaderStats:
         """Sums since the start."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from colibri.errors import ReadError
 from colibri.kernels.api import FAILED, LOADING, READY
 from colibri.memory.arena import Arena
-from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
+from colibri.memory.jobs import Failure, Jobs, Queue, ReaderStats, Reason
 
 
 class NullReader:
@@ -19,12 +19,14 @@ class NullReader:
     Attributes:
         demand: slots whose demand jobs are not finished, in order of submission.
         prefetch: the same for prefetch jobs.
+        background: the same for those behind them.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._states = arena.states
         self.demand: dict[int, int] = {}  # slot -> useful bytes
         self.prefetch: dict[int, int] = {}
+        self.background: dict[int, int] = {}
         self._failures: dict[int, Failure] = {}
         self._stats = ReaderStats()
         self._closed = False
@@ -33,8 +35,8 @@ class NullReader:
         """Make the slots LOADING."""
         if self._closed:
             raise ReadError("the expert store is closed: open the model again")
-        queue = self.prefetch if jobs.prefetch else self.demand
         new = dict(zip(jobs.slots.tolist(), jobs.nbytes.sum(axis=1).tolist(), strict=True))
+        queue = self._queues[jobs.queue]
         self._states[jobs.slots] = LOADING
         queue.update(new)
 
@@ -54,15 +56,19 @@ class NullReader:
         self._stats = replace(self._stats, failed=self._stats.failed + 1)
         self._states[slot] = FAILED
 
-    def promote(self, slots: NDArray[np.integer]) -> None:
-        """Move prefetches to the end of the demand queue."""
+    def promote(self, slots: NDArray[np.integer], queue: Queue = Queue.DEMAND) -> int:
+        """Move what waits in a later queue to the end of this one."""
+        moved, goal = 0, self._queues[queue]
         for slot in slots.tolist():
-            if slot in self.prefetch:
-                self.demand[slot] = self.prefetch.pop(slot)
+            for later in self._queues[queue + 1 :]:
+                if slot in later:
+                    goal[slot] = later.pop(slot)
+                    moved += 1
+        return moved
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off prefetches."""
-        waiting = np.array([slot in self.prefetch for slot in slots.tolist()], bool)
+        """Call off what nobody demanded."""
+        waiting = np.array([slot in self._ahead for slot in slots.tolist()], bool)
         for slot in slots[waiting].tolist():
             self._pop(slot)
             self._failures[slot] = Failure(Reason.CANCELLED)
@@ -72,7 +78,7 @@ class NullReader:
     def wait(self, slot: int) -> None:
         """Finish jobs in order until the slot is not LOADING."""
         while self._states[slot] == LOADING:
-            self.finish(next(iter(self.demand or self.prefetch)))
+            self.finish(self._first())
 
     def failure(self, slot: int) -> Failure:
         """Why the slot failed."""
@@ -82,18 +88,29 @@ class NullReader:
         """Sums since the start."""
         return self._stats
 
-    def queues(self) -> tuple[int, int, int]:
+    def queues(self) -> tuple[int, int, int, int]:
         """Nothing is read before its time has come."""
-        return len(self.demand), len(self.prefetch), 0
+        return len(self.demand), len(self.prefetch), len(self.background), 0
 
     def close(self) -> None:
         """Cancel everything."""
         self._closed = True
-        for slot in (*self.demand, *self.prefetch):
+        for slot in [slot for queue in self._queues for slot in queue]:
             self.fail(slot, Failure(Reason.CANCELLED))
 
     def _pop(self, slot: int) -> int:
-        return (self.demand if slot in self.demand else self.prefetch).pop(slot)
+        return next(queue for queue in self._queues if slot in queue).pop(slot)
+
+    @property
+    def _queues(self) -> tuple[dict[int, int], ...]:
+        return self.demand, self.prefetch, self.background
+
+    @property
+    def _ahead(self) -> set[int]:
+        return self.prefetch.keys() | self.background.keys()
+
+    def _first(self) -> int:
+        return next(slot for queue in self._queues for slot in queue)
 
 
 class VirtualDisk(NullReader):
@@ -143,6 +160,6 @@ class VirtualDisk(NullReader):
         self._begin(ended)
 
     def _begin(self, at: float | None = None) -> None:
-        if self._reading < 0 and (self.demand or self.prefetch):
-            self._reading = next(iter(self.demand or self.prefetch))
+        if self._reading < 0 and any(self._queues):
+            self._reading = self._first()
             self._ends = (self.now if at is None else at) + self._record_s

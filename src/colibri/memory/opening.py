@@ -84,6 +84,7 @@ def open_store(
     opened: Reader = (timed := open_reader(index, arena, library, drives, threads, block))
     if spans is not None:
         opened = TracedReader(timed, arena, index, spans)
+    arena.touch_ahead(library)  # after the drives were measured
     return ExpertStore(index, arena, policy, opened, active)
 
 

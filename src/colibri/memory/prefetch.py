@@ -128,9 +128,7 @@ class Prefetcher:
             self.governor.book(self._clock() - self._start, self._novelty.demand)
 
     def _is_quiet(self) -> bool:
-        """Whether nothing has been read for a while, or nothing will be."""
-        if self._store.has_room_for_all:
-            return True
+        """Whether nothing has been read for a while."""
         reads = self._store.num_reads
         self._quiet = 0 if reads != self._reads else self._quiet + 1
         self._reads = reads

@@ -7,6 +7,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.kernels.api import LOADING, Ints
 from colibri.memory.store_stats import AheadBytes
 
 Numbers = NDArray[np.int64]
@@ -83,3 +84,34 @@ class ReadAhead:
 
     def _add(self, origin: Origin, **amounts: int) -> None:
         self._sums[origin] = self._sums[origin].plus(**amounts)
+
+
+class Background:
+    """Which slots are to be read into when there is nothing else to read."""
+
+    def __init__(self, states: Ints, leases: Ints) -> None:
+        """`states [num_slots]` of all slots, and how many `leases [num_slots]` hold each."""
+        self._states, self._leases, self._slots = states, leases, np.empty(0, np.int64)
+
+    @property
+    def slots(self) -> Numbers:
+        """Those that nobody has demanded and that have not landed; some are being read into."""
+        slots = self._slots
+        if len(slots):
+            waits = (self._states[slots] == LOADING) & (self._leases[slots] == 0)
+            self._slots = slots[waits]
+        return self._slots
+
+    def add(self, slots: Numbers) -> None:
+        """`slots [n]` wait as well."""
+        self._slots = np.union1d(self._slots, slots)
+
+    def among(self, slots: Numbers) -> Numbers:
+        """Those of `slots [n]` that wait."""
+        waiting = self.slots
+        return np.intersect1d(slots, waiting) if len(waiting) else waiting
+
+    def within(self, slots: range) -> Numbers:
+        """The same of a range."""
+        first, last = np.searchsorted(self.slots, (slots.start, slots.stop))
+        return self._slots[first:last]

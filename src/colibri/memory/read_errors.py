@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from colibri.checkpoint.experts import ExpertIndex
-from colibri.errors import ColibriError, NumericsError, ReadError
+from colibri.errors import BudgetError, ColibriError, NumericsError, ReadError
 from colibri.memory.jobs import Failure, Reason
 
 _NEXT_STEP = {
@@ -37,3 +37,11 @@ def read_error(index: ExpertIndex, row: int, expert: int, failure: Failure) -> C
             f"{place}: reading {name} failed ({os.strerror(failure.error)}): check the drive"
         )
     return ReadError(f"{place}: reading {name} failed: {_NEXT_STEP[failure.reason]}")
+
+
+def too_many(layer: int, wanted: int, num_idle: int, num_slots: int) -> BudgetError:
+    """The error to raise where leases leave less than one of them needs."""
+    return BudgetError(
+        f"layer {layer}: {wanted} more experts are wanted at once, and {num_idle} of {num_slots} "
+        "slots are free: lease fewer at a time (`capacity`), or raise expert_slots"
+    )

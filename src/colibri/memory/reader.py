@@ -14,7 +14,7 @@ from colibri.kernels.api import FAILED, LOADING, READY
 from colibri.memory.arena import Arena
 from colibri.memory.drives import Drives
 from colibri.memory.forked import LIVING
-from colibri.memory.jobs import Failure, Jobs, ReaderStats, Reason
+from colibri.memory.jobs import Failure, Jobs, Queue, ReaderStats, Reason
 from colibri.memory.landing import Job, Landing, LandingFailed, split
 
 _WAIT_S = 0.1  # so that Ctrl-C gets through where waiting on a condition cannot be interrupted
@@ -28,8 +28,7 @@ class ThreadReader:
         self._states, self._drives = arena.states, drives
         self._landing = Landing(arena, drives)
         self._changed = threading.Condition()
-        self._demand: deque[Job] = deque()
-        self._prefetch: deque[Job] = deque()
+        self._queues: dict[Queue, deque[Job]] = {queue: deque() for queue in Queue}
         self._failures: dict[int, Failure] = {}
         self._times: dict[int, list[int]] = {}
         self._reading = 0
@@ -48,32 +47,40 @@ class ThreadReader:
         with self._changed:
             if self._closed:
                 raise ReadError("the expert store is closed: open the model again")
-            queue = self._prefetch if jobs.prefetch else self._demand
             try:
                 now = time.monotonic_ns()
                 for job in new:
                     self._failures.pop(job.slot, None)
                     self._times[job.slot] = [now, 0, 0]
                 self._states[jobs.slots] = LOADING
-                queue.extend(new)
+                self._queues[jobs.queue].extend(new)
                 self._changed.notify_all()
             except BaseException:  # Ctrl-C: no slot may stay LOADING without a job
                 self._withdraw({job.slot for job in new})
                 raise
 
-    def promote(self, slots: NDArray[np.integer]) -> None:
-        """Move waiting prefetches to the end of the demand queue."""
+    def promote(self, slots: NDArray[np.integer], queue: Queue = Queue.DEMAND) -> int:
+        """Move what waits in a later queue; see `Reader.promote`."""
         wanted = set(slots.tolist())
         with self._changed:
-            moved = [job for job in self._prefetch if job.slot in wanted]
-            for job in moved:
-                self._prefetch.remove(job)
-                self._demand.append(job)
+            moved = [
+                (later, job)
+                for later in Queue
+                if later > queue
+                for job in self._queues[later]
+                if job.slot in wanted
+            ]
+            for later, job in moved:
+                self._queues[later].remove(job)
+                self._queues[queue].append(job)
+        return len(moved)
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off prefetches that nobody has begun."""
+        """Call off what nobody demanded and nobody has begun."""
+        asked = set(slots.tolist())
         with self._changed:
-            waiting = {job.slot for job in self._prefetch} & set(slots.tolist())
+            ahead = (*self._queues[Queue.PREFETCH], *self._queues[Queue.BACKGROUND])
+            waiting = {job.slot for job in ahead} & asked
             self._withdraw(waiting)
             self._changed.notify_all()
         return np.isin(slots, list(waiting))
@@ -95,10 +102,11 @@ class ThreadReader:
             failure = self._failures.get(slot)
         return (submitted, begun, ended), 0 if failure is None else int(failure.reason)
 
-    def queues(self) -> tuple[int, int, int]:
+    def queues(self) -> tuple[int, int, int, int]:
         """See `Reader.queues`."""
         with self._changed:
-            return len(self._demand), len(self._prefetch), self._reading
+            demanded, predicted, background = map(len, self._queues.values())
+            return demanded, predicted, background, self._reading
 
     def stats(self) -> ReaderStats:
         """Sums since the start."""
@@ -109,7 +117,7 @@ class ThreadReader:
         LIVING.discard(self)
         with self._changed:
             self._closed = True
-            self._withdraw({job.slot for job in (*self._demand, *self._prefetch)})
+            self._withdraw({job.slot for queue in self._queues.values() for job in queue})
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -123,7 +131,7 @@ class ThreadReader:
 
     def _withdraw(self, slots: set[int]) -> None:
         """Cancel those of the slots whose jobs nobody has begun; the lock is held."""
-        for queue in (self._demand, self._prefetch):
+        for queue in self._queues.values():
             for job in [job for job in queue if job.slot in slots]:
                 queue.remove(job)
         for slot in slots:
@@ -148,10 +156,11 @@ class ThreadReader:
     def _take(self) -> Job | None:
         with self._changed:
             while not self._closed:
-                if self._demand or self._prefetch:
-                    job = (self._demand or self._prefetch).popleft()
-                    self._times[job.slot][1] = time.monotonic_ns()
-                    self._reading += 1
-                    return job
+                for queue in self._queues.values():
+                    if queue:
+                        job = queue.popleft()
+                        self._times[job.slot][1] = time.monotonic_ns()
+                        self._reading += 1
+                        return job
                 self._changed.wait()
         return None

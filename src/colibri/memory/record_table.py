@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
-from colibri.memory.jobs import PAGE, Jobs, scans_of, steps_of
+from colibri.memory.jobs import PAGE, Jobs, Queue, scans_of, steps_of
 
 Int64s = NDArray[np.int64]
 
@@ -42,13 +42,13 @@ class RecordTable:
         found: Int64s = self._index.nbytes[row, experts].sum(axis=1)
         return found
 
-    def jobs(self, row: int, experts: Int64s, slots: Int64s, bases: Int64s, prefetch: bool) -> Jobs:
-        """Reads of `experts [n]` into `slots [n]`, in file order; `prefetch` keeps the order given.
+    def jobs(self, row: int, experts: Int64s, slots: Int64s, bases: Int64s, queue: Queue) -> Jobs:
+        """Reads of `experts [n]` into `slots [n]`, in file order; prefetches keep the order given.
 
         `bases [num_slots]` is where all slots start.
         """
         index = self._index
-        if not prefetch:
+        if queue is not Queue.PREFETCH:
             order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
             experts, slots = experts[order], slots[order]
         return Jobs(
@@ -60,7 +60,7 @@ class RecordTable:
             targets=self._targets(row, bases[slots]),
             crcs=None if index.crc is None else index.crc[row, experts],
             scans=self._scans[row],
-            prefetch=prefetch,
+            queue=queue,
             bases=bases[slots],
             staged=self._staged[row],
             packings=index.layers[row].packings,

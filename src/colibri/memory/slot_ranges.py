@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.kernels.api import LOADING, READY, Ints
 from colibri.memory.arena import Arena
 from colibri.memory.slot_classes import SlotClass
 
@@ -28,6 +29,13 @@ class SlotRanges:
         number = self._class_of[row]
         return range(self._arena.ranges[number].start, self._stops[number])
 
+    def idle(self, row: int, leases: Ints) -> Slots:
+        """Those of a layer that are not being written, nor held: `leases [num_slots]` say so."""
+        slots = self[row]
+        window = slice(slots.start, slots.stop)
+        idle = (leases[window] == 0) & (self._arena.states[window] != LOADING)
+        return np.flatnonzero(idle) + slots.start
+
     @property
     def num_usable(self) -> int:
         """Slots of all classes that are not retired."""
@@ -43,12 +51,29 @@ class SlotRanges:
     @property
     def untouched_bytes(self) -> int:
         """What usable slots will still take, because nothing has landed in them yet."""
+        self._arena.touched |= self._arena.states >= READY  # reads in the background, too
         return sum(
             found.slot_nbytes * int(np.count_nonzero(~self._arena.touched[slots.start : stop]))
             for found, stop, slots in zip(
                 self._classes, self._stops, self._arena.ranges, strict=True
             )
         )
+
+    def states(self, leases: Ints) -> list[dict[str, int]]:
+        """What the usable slots of each class are at; `leases [num_slots]` hold each."""
+        names = ("empty", "loading", "ready", "failed")
+        found = []
+        for each, stop, slots in zip(self._classes, self._stops, self._arena.ranges, strict=True):
+            window = slice(slots.start, stop)
+            counts = np.bincount(self._arena.states[window], minlength=len(names)).tolist()
+            leased = int(np.count_nonzero(leases[window]))
+            about = {
+                "slot_bytes": each.slot_nbytes,
+                "usable": stop - slots.start,
+                "leased": leased,
+            }
+            found.append(about | dict(zip(names, counts, strict=True)))
+        return found
 
     def shrink(self, nbytes: int, idle: NDArray[np.bool_]) -> Slots:
         """Retire slots of at least `nbytes` if there are so many, each class giving its share.
@@ -76,11 +101,16 @@ class SlotRanges:
         """Take back slots of at most `nbytes` together, each class its share of what it gave."""
         share = min(1.0, nbytes / max(1, self.retired_bytes))
         for number, slots in enumerate(self._arena.ranges):
-            self._stops[number] += int(share * (slots.stop - self._stops[number]))
+            self._extend(number, int(share * (slots.stop - self._stops[number])))
 
     def extend(self, row: int, n: int) -> bool:
         """Take back up to `n` slots for a layer that cannot do without; whether there are any."""
         number = self._class_of[row]
         taken = min(n, self._arena.ranges[number].stop - self._stops[number])
-        self._stops[number] += taken
+        self._extend(number, taken)
         return taken > 0
+
+    def _extend(self, number: int, n: int) -> None:
+        start = self._stops[number]
+        self._arena.allow(np.arange(start, start + n))
+        self._stops[number] += n

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.kernels.api import LOADING
 from colibri.memory.arena import Arena
-from colibri.memory.jobs import Failure, Jobs, Reader, ReaderStats, Reason, TimedReader
+from colibri.memory.jobs import Failure, Jobs, Queue, Reader, ReaderStats, Reason, TimedReader
 from colibri.spans import Spans
 
 _OUTCOMES = {0: "landed", **{int(reason): reason.name.lower() for reason in Reason}}
@@ -20,7 +20,7 @@ _OUTCOMES = {0: "landed", **{int(reason): reason.name.lower() for reason in Reas
 class _Asked:
     record: int
     nbytes: int
-    prefetch: bool
+    queue: str  # that it was submitted to
 
 
 class TracedReader:
@@ -34,17 +34,18 @@ class TracedReader:
 
     def submit(self, jobs: Jobs) -> None:
         """See `Reader.submit`."""
-        with self._spans.span("submit", records=len(jobs.slots), prefetch=jobs.prefetch):
+        queue = jobs.queue.name.lower()
+        with self._spans.span("submit", records=len(jobs.slots), queue=queue):
             slots = jobs.slots.tolist()
             self._tell(slots)
             self._reader.submit(jobs)
             sizes = jobs.nbytes.sum(axis=1).tolist()
             for slot, record, nbytes in zip(slots, jobs.records.tolist(), sizes, strict=True):
-                self._asked[slot] = _Asked(record, nbytes, jobs.prefetch)
+                self._asked[slot] = _Asked(record, nbytes, queue)
 
-    def promote(self, slots: NDArray[np.integer]) -> None:
+    def promote(self, slots: NDArray[np.integer], queue: Queue = Queue.DEMAND) -> int:
         """See `Reader.promote`."""
-        self._reader.promote(slots)
+        return self._reader.promote(slots, queue)
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
         """See `Reader.withdraw`."""
@@ -64,7 +65,7 @@ class TracedReader:
         """See `Reader.stats`."""
         return self._reader.stats()
 
-    def queues(self) -> tuple[int, int, int]:
+    def queues(self) -> tuple[int, int, int, int]:
         """See `Reader.queues`."""
         return self._reader.queues()
 
@@ -94,7 +95,7 @@ class TracedReader:
                 layer=layer,
                 expert=expert,
                 bytes=asked.nbytes,
-                prefetch=asked.prefetch,
+                queue=asked.queue,
                 waited_us=round((begun - submitted) / 1000, 3) if begun else None,
                 outcome=_OUTCOMES[reason],
             )

@@ -134,7 +134,7 @@ class Settings:
         True,
         parse_switch,
         "BOOL",
-        "Begin by reading the experts that earlier runs used most: true or false",
+        "Begin by reading experts that earlier runs used, or all where all fit: true or false",
     )
     prefetch: PrefetchMode = knob(  # noqa: RUF009
         "auto",

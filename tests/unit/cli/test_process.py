@@ -22,7 +22,9 @@ def test_run_tells_the_same_tokens_for_every_number_of_slots(tiny: Path, spawn: 
         replies.append(json.loads(result.stdout))
     few, all_of_them = replies
     assert few["token_ids"] == all_of_them["token_ids"]
-    assert few["bytes_read"] > all_of_them["bytes_read"] > 0
+    assert (
+        few["bytes_read"] > all_of_them["bytes_read"]
+    )  # those are there before they are asked for
     for reply in replies:
         assert reply["completion_tokens"] == len(reply["token_ids"]) == 12
         assert 0 < reply["peak_rss_bytes"] <= reply["ram_budget_bytes"]

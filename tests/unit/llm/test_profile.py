@@ -53,7 +53,8 @@ def test_what_a_run_leaves(tiny: Path, tmp_path: Path, kernels: str) -> None:
     assert names["forward"] == names["head_step"] == 6
     assert names["moe_step"] >= 6 * run_layers(found) > 0
     assert {event["cat"] for event in spans} >= {"kernel", "python"}
-    assert names["wait"] > 0  # 8 slots are far from all
+    if kernels == "reference":  # native ones write down only what had not landed yet
+        assert names["wait"] > 0  # 8 slots are far from all
 
 
 def run_layers(found: list[dict[str, Any]]) -> int:

@@ -154,12 +154,12 @@ def test_an_abandoned_read_is_waited_for_before_its_slot_is_used() -> None:
 
 def test_a_demanded_prefetch_overtakes_others() -> None:
     store, reader = null_store([8], [1])
-    assert store.prefetch(0, ids(0, 1, 2, 3, 4, 5), Origin.WARMED) == 4
+    assert store.prefetch(0, ids(0, 1, 2, 3, 4, 5), Origin.WARMED) == 6
     with store.lease(0, ids(2)) as slots:
         assert list(reader.demand) == slots.tolist()
-    assert store.prefetch(0, ids(0, 1)) == 0
+    assert store.prefetch(0, ids(0, 1)) == 2  # they come forward
     stats = store.stats
-    assert (stats.prefetched, stats.requests, stats.hits, stats.late) == (4, 1, 1, 1)
+    assert (stats.prefetched, stats.requests, stats.hits, stats.late) == (6, 1, 1, 1)
 
 
 def test_a_prefetch_never_takes_a_held_slot() -> None:
@@ -189,7 +189,7 @@ def consistent(store: ExpertStore, reader: NullReader) -> None:
         assert slot < 0 or store._key_of[slot] == key
         assert slot < 0 or store.table.states[slot] != EMPTY
     loading = np.flatnonzero(store.table.states == LOADING).tolist()
-    assert sorted([*reader.demand, *reader.prefetch]) == loading
+    assert sorted([*reader.demand, *reader.prefetch, *reader.background]) == loading
     stats = store.stats
     assert stats.hits + stats.misses == stats.requests
     assert min(stats.hits, stats.misses, stats.late) >= 0
@@ -282,10 +282,10 @@ class Operations(RuleBasedStateMachine):
         key, state = self.store._key_of[slot], self.store.table.states[slot]
         return bool(key >= 0 and state == READY and self.store._predictions.needed[key])
 
-    @precondition(lambda self: self.reader.demand or self.reader.prefetch)
+    @precondition(lambda self: any(self.reader._queues))
     @rule(data=st.data(), good=st.booleans())
     def read_ends(self, data: st.DataObject, good: bool) -> None:
-        slot = data.draw(st.sampled_from([*self.reader.demand, *self.reader.prefetch]))
+        slot = data.draw(st.sampled_from([slot for queue in self.reader._queues for slot in queue]))
         if good:
             self.reader.finish(slot)
         else:
@@ -304,7 +304,7 @@ class Operations(RuleBasedStateMachine):
         stats = self.store.stats
         assert stats.requests == self.requests
         reads = stats.misses + stats.prefetched - stats.withdrawn
-        waiting = len(self.reader.demand) + len(self.reader.prefetch)
+        waiting = sum(map(len, self.reader._queues))
         assert reads == stats.records + stats.failed + waiting
         for _, layer, experts, slots in self.open:
             row = self.store.table.states

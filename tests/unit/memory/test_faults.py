@@ -85,7 +85,7 @@ def states(mirrors, broken, rounds=3):
                         assert np.array_equal(part, data), expert
     stats, given = store.stats, store._reader.stats()
     assert stats.hits + stats.misses == stats.requests
-    assert len(store._idle(0)) == 4
+    assert len(store._ranges.idle(0, store._leases)) == 4
     store.close()
     break_file(b"")
     return found, given.rescued

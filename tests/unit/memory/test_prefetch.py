@@ -108,7 +108,7 @@ def test_warm_reads_are_not_called_off() -> None:
     store, reader = made(slots=8)
     store.prefetch(1, ids(0, 1), Origin.WARMED)
     use(store, 1, 5)
-    assert len(reader.prefetch) == 2
+    assert len(reader.background) == 2
     assert store.stats.warmed.waiting == 2 * PAGE
     assert store.stats.predicted.read == 0
 
@@ -172,13 +172,21 @@ def test_it_looks_two_ahead_where_the_next_layer_needs_no_read() -> None:
     assert asked.layers == [1, 2, 2, 3]
 
 
-def test_large_steps_and_resident_models_cost_nothing() -> None:
+def test_large_steps_cost_nothing() -> None:
     store, _ = made()
     ahead, asked = Prefetcher(store, range(4), "on"), Asked(1)
     assert not step(store, ahead, asked, 1, rows=512)
-    store, _ = made(slots=32)
-    assert not step(store, Prefetcher(store, range(4), "on"), asked, 1)
     assert not asked.layers
+
+
+def test_a_model_that_fits_is_looked_ahead_until_it_is_there() -> None:
+    store, reader = made(slots=32)
+    store.warm(np.zeros((4, EXPERTS)))
+    ahead, asked = Prefetcher(store, range(4), "on"), Asked(1)
+    for _ in range(12):
+        step(store, ahead, asked, 1)
+    assert 0 < len(asked.layers) < 3 * 12
+    assert len(reader.background) == 32 - 4
 
 
 def test_without_reads_it_soon_stops_asking() -> None:

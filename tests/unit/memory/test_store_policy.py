@@ -82,15 +82,63 @@ def test_the_hottest_are_read_in_file_order_behind_demand() -> None:
     counts = np.zeros((2, EXPERTS))
     counts[0, [7, 2]] = 5, 4
     counts[1, [0, 6, 3]] = 9, 8, 1
-    assert store.warm(counts) == 4  # a prefetch leaves half of what is free
+    assert store.warm(counts) == 5
     with store.lease(0, np.array([5], np.int32)) as slots:
         assert list(reader.demand) == slots.tolist()
-    assert [int(store._key_of[slot]) for slot in reader.prefetch] == [2, 7, 8, 11]
+    assert [int(store._key_of[slot]) for slot in reader.background] == [8, 2, 7, 11, 14]
     use(store, 1, 0, 6)
-    assert (store.stats.prefetched, store.stats.hits) == (4, 1)
+    assert (store.stats.prefetched, store.stats.hits) == (5, 2)
 
 
 def test_cold_experts_are_not_read() -> None:
     store, reader, _ = made([4, 3], [1, 2])
     assert store.warm(np.zeros((2, EXPERTS))) == 0
-    assert not reader.prefetch
+    assert not reader.background
+
+
+def test_where_all_fit_all_are_read() -> None:
+    store, reader, _ = made([2 * EXPERTS], [1, 1])
+    assert store.warm(np.zeros((2, EXPERTS))) == 2 * EXPERTS
+    assert [int(store._key_of[slot]) for slot in reader.background] == list(range(2 * EXPERTS))
+    with store.lease(1, np.array([3, 5], np.int32)) as slots:
+        assert list(reader.demand) == slots.tolist()
+    assert store.stats.misses == 0
+
+
+def test_what_waits_in_the_background_makes_room_before_anything_else() -> None:
+    store, reader, _ = made([4], [1, 1])
+    counts = np.zeros((2, EXPERTS))
+    counts[0, :4] = 4, 3, 2, 1
+    store.warm(counts)
+    use(store, 0, 5, 6)
+    assert (store.stats.withdrawn, store.stats.evictions) == (2, 0)
+    assert store.stats.warmed.withdrawn == 2 * 4096
+    assert store.prefetch(1, np.array([0], np.int32)) == 1  # half of all
+    while reader.background:
+        reader.finish(next(iter(reader.background)))
+    use(store, 0, 5, 6)
+    assert store.stats.misses == 2
+
+
+def test_a_prediction_brings_what_waits_in_the_background_forward() -> None:
+    store, reader, _ = made([2 * EXPERTS], [1, 1])
+    store.warm(np.zeros((2, EXPERTS)))
+    assert store.prefetch(1, np.array([6, 2], np.int32)) == 2
+    assert sorted(int(store._key_of[slot]) for slot in reader.prefetch) == [
+        EXPERTS + 2,
+        EXPERTS + 6,
+    ]
+    use(store, 1, 2)
+    assert store.stats.withdrawn == 0  # what was wrongly predicted is read some time all the same
+
+
+def test_under_pressure_nothing_more_is_warmed() -> None:
+    store, reader, _ = made([2 * EXPERTS], [1, 1])
+    store.warm(np.zeros((2, EXPERTS)))
+    assert store.untouched_bytes == store.slots_bytes  # none of it has landed
+    reader.finish(next(iter(reader.background)))
+    assert store.retire(4 * 4096) == 4
+    assert not reader.background
+    assert store.untouched_bytes == (2 * EXPERTS - 5) * 4096
+    use(store, 1, EXPERTS - 1)
+    assert store.stats.misses == 1
