@@ -49,4 +49,8 @@ def _answer(llm: LLM, asked: int) -> None:
     while arrived := os.read(asked, 1):
         if arrived[0] != signal.SIGUSR1:
             continue
-        print(json.dumps(llm.inspect()), file=sys.stderr, flush=True)
+        try:
+            state = llm.inspect()
+        except RuntimeError as error:  # a session was opened or closed meanwhile
+            state = {"error": str(error)}
+        print(json.dumps(state), file=sys.stderr, flush=True)

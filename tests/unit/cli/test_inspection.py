@@ -38,6 +38,7 @@ def check(state: dict[str, Any], slots: int) -> None:
         assert sum(ledger.values()) - 2 * ledger["read"] <= 0
 
 
+@pytest.mark.slow
 def test_chat_answers_between_and_after_turns(tiny: Path) -> None:
     command = ["chat", "--model", str(tiny), "--expert-slots", "8", "--max-tokens", "4"]
     with subprocess.Popen(
