@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -22,9 +23,9 @@ from colibri.kernels.reference_math import rms_norm, sigmoid, silu, softplus
 class ReferenceRecurrent:
     """`RowKernels` and `RecurrentKernels` in NumPy; a part of `ReferenceKernels`."""
 
+    @abstractmethod
     def matmul(self, matrix: Matrix, x: Floats) -> Floats:
         """See `Kernels.matmul`."""
-        raise NotImplementedError
 
     def project(self, layer: Projections, x: Floats) -> tuple[Floats, ...]:
         """One product after the other."""
