@@ -11,6 +11,9 @@ ColibriError
 ├── SettingsError             an unknown or contradictory setting, flag or COLIBRI_* variable
 ├── RequestError              a request that cannot be honoured (parameters, stop strings, ids)
 │   └── ContextLengthError    prompt (plus max_tokens) exceed the context
+├── BusyError                 too many requests wait already: ask again later
+├── ShuttingDownError         the engine takes no more requests
+├── EngineDiedError           the engine's process ended under a request, or cannot be started
 ├── TextError                 tokenizer or chat template missing or unusable
 ├── ReadError                 the disk failed while an expert was read
 ├── NumericsError             a value that is not finite where it must be
@@ -65,6 +68,32 @@ class RequestError(ColibriError):
 
 class ContextLengthError(RequestError):
     """Prompt, or prompt plus max_tokens, do not fit the context."""
+
+
+class BusyError(ColibriError):
+    """Too many requests wait already.
+
+    Attributes:
+        retry_after_s: when asking again makes sense.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(ColibriError):
+    """The engine takes no more requests; those that run may end."""
+
+    exit_code = 8
+
+
+class EngineDiedError(ColibriError):
+    """The engine's process ended under a request, or cannot be started; says how it ended."""
+
+    exit_code = 9
 
 
 class TextError(ColibriError):

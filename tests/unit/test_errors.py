@@ -7,17 +7,20 @@ import pytest
 import colibri.errors
 from colibri.errors import (
     BudgetError,
+    BusyError,
     Cancelled,
     CheckpointError,
     ColibriError,
     ConfigError,
     ContextLengthError,
+    EngineDiedError,
     IncompleteModelError,
     NativeLibraryError,
     NumericsError,
     ReadError,
     RequestError,
     SettingsError,
+    ShuttingDownError,
     TextError,
     UnsupportedModelError,
 )
@@ -30,7 +33,7 @@ ALL = [
 
 
 def test_every_error_is_ours() -> None:
-    assert len(ALL) == 14
+    assert len(ALL) == 17
     assert all(issubclass(error, ColibriError) for error in ALL)
 
 
@@ -53,6 +56,9 @@ def test_no_error_looks_like_success(error: type[ColibriError]) -> None:
         (RequestError, ColibriError, 2),
         (ContextLengthError, RequestError, 2),
         (TextError, ColibriError, 3),
+        (BusyError, ColibriError, 8),
+        (ShuttingDownError, ColibriError, 8),
+        (EngineDiedError, ColibriError, 9),
         (ReadError, ColibriError, 5),
         (NumericsError, ColibriError, 6),
         (NativeLibraryError, ColibriError, 7),

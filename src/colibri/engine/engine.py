@@ -113,6 +113,7 @@ class Engine:
         """
         prompt = self.checked(ids)
         self.checked(params.stop_ids, "stop_ids")
+        self.checked(tuple(params.logit_bias), "logit_bias")
         limits = self.limits
         allowed = tokens_allowed(
             len(prompt), params.max_tokens, limits.context_length, limits.max_context_length

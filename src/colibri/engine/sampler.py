@@ -73,6 +73,10 @@ class Sampler:
             transforms.append(lambda x: x - params.presence_penalty * (self._counts > 0))
         if params.frequency_penalty:
             transforms.append(lambda x: x - params.frequency_penalty * self._counts)
+        if params.logit_bias:
+            biased = np.fromiter(params.logit_bias, np.int64)
+            biases = np.fromiter(params.logit_bias.values(), np.float64)
+            transforms.append(lambda x: add_bias(x, biased, biases))
         return transforms
 
 
@@ -103,6 +107,13 @@ def penalize_seen(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Lo
         penalized = np.where(logits > 0, logits / penalty, logits * penalty)
     # Finite, so that differences of two stay numbers whatever the penalty is.
     return np.where(seen, np.clip(penalized, -_LARGEST, _LARGEST), logits)
+
+
+def add_bias(logits: Logits, tokens: NDArray[np.int64], biases: Logits) -> Logits:
+    """Add `biases [N]` to the logits of `tokens [N]`, each of which is named once."""
+    biased = logits.copy()
+    biased[tokens] += biases
+    return biased
 
 
 def divide_by_temperature(logits: Logits, temperature: float) -> Logits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TypedDict
 
@@ -18,7 +18,7 @@ Stop = str | Sequence[str] | None
 class RequestOptions(TypedDict, total=False):
     """What may be given with a prompt; None counts as not given.
 
-    The first eleven are those of `SamplingParams`. The others:
+    The first twelve are those of `SamplingParams`. The others:
 
     Attributes:
         stop: one string or several; the reply's text ends before the first that appears.
@@ -34,6 +34,7 @@ class RequestOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
     max_tokens: int | None
     stop_ids: Iterable[int] | None

@@ -119,6 +119,11 @@ def test_stop_ids_outside_the_vocabulary_are_refused(engine: Engine) -> None:
         engine.generate([1], SamplingParams(stop_ids=(VOCAB,)))
 
 
+def test_biased_ids_outside_the_vocabulary_are_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=rf"logit_bias\[0\] is {VOCAB}"):
+        engine.generate([1], SamplingParams(logit_bias={VOCAB: 1.0}))
+
+
 def test_numpy_ids_are_welcome(engine: Engine) -> None:
     assert reply(engine, np.array([5], np.uint16), max_tokens=1)[0] == [6]
 

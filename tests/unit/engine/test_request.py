@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from colibri.engine.request import SamplingParams
+from colibri.engine.request import GenerateRequest, SamplingParams
 from colibri.errors import RequestError
 
 
@@ -55,3 +55,17 @@ def test_the_range_is_in_the_message() -> None:
         SamplingParams(repetition_penalty=math.inf)
     with pytest.raises(RequestError, match=f"at least 0 and at most {2**64 - 1}"):
         SamplingParams(seed=2**64)
+
+
+@pytest.mark.parametrize("value", [{-1: 1.0}, {"a": 1.0}, {1: 101}, {1: math.nan}, [1], {True: 0}])
+def test_biases_are_checked(value: Any) -> None:
+    with pytest.raises(RequestError, match=r"^logit_bias"):
+        SamplingParams(logit_bias=value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("n", 0), ("n", None), ("top_logprobs", -1), ("top_logprobs", 21)]
+)
+def test_requests_are_checked(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{field} is {value}: it must"):
+        GenerateRequest(prompt=(1,), **{field: value})

@@ -135,3 +135,9 @@ def test_no_penalty_leaves_the_numbers(penalty: float, temperature: float) -> No
     sampler = Sampler(params, [0, 1], 4)
     for _ in range(8):
         assert 0 <= sampler.choose(np.asarray([3, -3, 2, 0.5], np.float32)) < 4
+
+
+def test_logit_bias_is_added_before_everything_else() -> None:
+    params = SamplingParams(logit_bias={2: 5.0, 0: -100})
+    assert Sampler(params, [], 4).choose(np.asarray([3, 1, -1, 2], np.float32)) == 2
+    assert Sampler(params, [], 4).choose(np.asarray([3, 1, -9, 2], np.float32)) == 3
