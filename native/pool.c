@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,17 @@ int64_t pool_grain(const colibri_pool *pool, int64_t items, int64_t most) {
     return grain < 1 ? 1 : grain > most ? most : grain;
 }
 
+/* Signals are for the caller's threads: a handler must find the thread that waits for input. Returns the lanes there are. */
+static int start(colibri_pool *pool) {
+    sigset_t all, before;
+    int lane = 1;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (lane < pool->num_lanes && !pthread_create(&pool->lanes[lane].thread, NULL, worker, &pool->lanes[lane])) lane++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return lane;
+}
+
 colibri_pool *colibri_pool_new(int32_t threads) {
     int lanes = threads > 1 ? threads : 1;
     size_t nbytes = sizeof(colibri_pool) + (size_t)lanes * sizeof(lane);
@@ -149,14 +161,11 @@ colibri_pool *colibri_pool_new(int32_t threads) {
     pool->forks = atomic_load(&forks);
     for (int i = 0; i < lanes; i++) pool->lanes[i].pool = pool;
     pool->num_lanes = lanes; /* before any worker looks at it */
-    for (int i = 1; i < lanes; i++) {
-        if (pthread_create(&pool->lanes[i].thread, NULL, worker, &pool->lanes[i])) {
-            pool->num_lanes = i;
-            colibri_pool_free(pool);
-            return NULL;
-        }
-    }
-    return pool;
+    int started = start(pool);
+    if (started == lanes) return pool;
+    pool->num_lanes = started;
+    colibri_pool_free(pool);
+    return NULL;
 }
 
 void colibri_pool_free(colibri_pool *pool) {

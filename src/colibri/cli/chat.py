@@ -180,5 +180,9 @@ def plain_line() -> str:
 
 
 def say(text: str) -> None:
-    """Tell people something; stdout is for answers alone."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell people something; stdout is for answers alone.
+
+    One write: another thread's line must not come between a text and its end.
+    """
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -51,6 +51,7 @@ def _answer(llm: LLM, asked: int) -> None:
             continue
         try:
             state = llm.inspect()
-        except RuntimeError as error:  # a session was opened or closed meanwhile
-            state = {"error": str(error)}
-        print(json.dumps(state), file=sys.stderr, flush=True)
+        except Exception as error:  # a look at what changes meanwhile ends nothing
+            state = {"error": repr(error)}
+        sys.stderr.write(f"{json.dumps(state)}\n")
+        sys.stderr.flush()

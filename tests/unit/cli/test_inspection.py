@@ -15,14 +15,21 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs SI
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def line_with(process: "subprocess.Popen[str]", wanted: str) -> str:
+    """The next line of stderr that holds `wanted`; a process that ends before fails the test."""
+    assert process.stderr is not None
+    told = []
+    for line in process.stderr:
+        if wanted in line:
+            return line
+        told.append(line)
+    raise AssertionError(f"it ended without {wanted!r}: {''.join(told)}")
+
+
 def answer_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
     os.kill(process.pid, signal.SIGUSR1)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    raise AssertionError("it ended without an answer")
+    found: dict[str, Any] = json.loads(line_with(process, "{"))
+    return found
 
 
 def check(state: dict[str, Any], slots: int) -> None:
@@ -38,7 +45,6 @@ def check(state: dict[str, Any], slots: int) -> None:
         assert sum(ledger.values()) - 2 * ledger["read"] <= 0
 
 
-@pytest.mark.slow
 def test_chat_answers_between_and_after_turns(tiny: Path) -> None:
     command = ["chat", "--model", str(tiny), "--expert-slots", "8", "--max-tokens", "4"]
     with subprocess.Popen(
@@ -49,19 +55,15 @@ def test_chat_answers_between_and_after_turns(tiny: Path) -> None:
         text=True,
     ) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdin.write("/help\n")  # once it answers, it listens
         process.stdin.flush()
-        while "/quit" not in process.stderr.readline():
-            pass
+        line_with(process, "Alt-Enter")
         state = answer_of(process)
         check(state, 8)
         assert state["sessions"] == [{"position": 0}]
         process.stdin.write("hello\n")
         process.stdin.flush()
-        while "tok/s" not in process.stderr.readline():
-            pass
+        line_with(process, "tok/s")
         state = answer_of(process)
         check(state, 8)
         assert state["sessions"][0]["position"] > 0
