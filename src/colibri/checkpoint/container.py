@@ -26,10 +26,14 @@ from colibri.checkpoint.container_manifest import (
     Manifest,
     layer_file,
 )
-from colibri.checkpoint.experts import ExpertIndex, ExpertLayer, ExpertLayerLayout
+from colibri.checkpoint.experts import ExpertIndex, ExpertLayer, ExpertLayerLayout, layout_of
+from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
-from colibri.errors import CheckpointError, IncompleteModelError
-from colibri.formats import Format, Shape
+from colibri.checkpoint.spellings import LayerSources, PartSource, Piece
+from colibri.checkpoint.storage import Storage
+from colibri.errors import CheckpointError, IncompleteModelError, UnsupportedModelError
+from colibri.formats import FloatFormat, Format, FP8Format, IntegerFormat, Shape
+from colibri.formats.packing import Items, item_nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,12 +71,17 @@ class Container:
             if not fmt.is_plain
         }
 
-    def expert_index(self, requests: Sequence[ExpertLayer]) -> ExpertIndex:
+    def expert_index(
+        self, requests: Sequence[ExpertLayer], coded: IntegerFormat | None = None
+    ) -> ExpertIndex:
         """Index the experts that a model needs: one piece each, on whole pages, without slack.
+
+        Floats are rounded to `coded` as they land, where that is given.
 
         Raises:
             IncompleteModelError: a layer or some of its experts are not there.
             CheckpointError: a layer too many, or matrices of another shape.
+            UnsupportedModelError: codes would be rounded again.
         """
         for request in requests:
             self._check_request(request)
@@ -90,7 +99,7 @@ class Container:
             nbytes[cell] = self.manifest.layouts[request.layer].nbytes
             crc[cell] = self.read_checksums(request.layer)
         return ExpertIndex(
-            layers=tuple(self._layout(request) for request in requests),
+            layers=tuple(self._layout(request, coded) for request in requests),
             position={request.layer: row for row, request in enumerate(requests)},
             files=tuple(self.directory / layer_file(request.layer) for request in requests),
             file=file,
@@ -120,8 +129,10 @@ class Container:
                 f" {request.num_experts} {list(wanted)}"
             )
 
-    def _layout(self, request: ExpertLayer) -> ExpertLayerLayout:
+    def _layout(self, request: ExpertLayer, coded: IntegerFormat | None) -> ExpertLayerLayout:
         record = self.manifest.layouts[request.layer]
+        if coded is not None and any(part.format is not coded for part in record.parts):
+            return layout_of(request, self._sources(request, record), coded)
         return ExpertLayerLayout(
             layer=request.layer,
             num_experts=request.num_experts,
@@ -132,6 +143,27 @@ class Container:
             part_deltas=record.offsets,
             record_nbytes=record.nbytes,
         )
+
+    def _sources(self, request: ExpertLayer, record: RecordLayout) -> LayerSources:
+        """Parts that are all floats or fp8, as `experts` reads those of other checkpoints."""
+        parts = {}
+        for number, (part, offset) in enumerate(zip(record.parts, record.offsets, strict=True)):
+            fmt, shape = part.format, (part.rows, part.columns)
+            if not isinstance(fmt, FloatFormat | FP8Format):
+                raise UnsupportedModelError(
+                    f"{self.directory / MANIFEST}: {part.name} of layer {request.layer} is"
+                    f" {fmt.name}, and codes are not rounded again: convert the original"
+                    " checkpoint, or leave `experts` out"
+                )
+            storage = Storage.of_resident(fmt)
+            row, size = storage.row_nbytes(part.columns), item_nbytes(storage.item)
+            scales = None
+            if isinstance(fmt, FP8Format):
+                line = storage.blocks(*shape)[1] * storage.scale_nbytes
+                scales = storage.scale_items(0, offset + fmt.scales_at(shape), line)
+            items = Items(0, storage.item, offset, row, size)
+            parts[number] = PartSource(storage, items, scales, None, in_rows=True, shares=True)
+        return LayerSources([Piece([*self.records[request.layer]], record.nbytes)], parts)
 
     def _broken(self, what: str) -> CheckpointError:
         return CheckpointError(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from colibri.checkpoint.coding import require_exact
 from colibri.checkpoint.container_writer import ContainerWriter, LayerWriter, require_free
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
@@ -28,7 +29,7 @@ from colibri.errors import (
     NumericsError,
     UnsupportedModelError,
 )
-from colibri.formats import F32, Bytes, Format, Shape
+from colibri.formats import Bytes, Format, Shape
 
 _COMPANIONS = (
     *("tokenizer*", "chat_template*", "generation_config.json", "special_tokens_map.json"),
@@ -151,7 +152,7 @@ def convert(
                 " run the checkpoint as it is"
             )
     for parameter in dense:  # they are written last, hours later perhaps
-        _require_exact(parameter.stored, parameter.format, parameter.name)
+        require_exact(parameter.stored, parameter.format, parameter.name)
     job = _Job(index, layouts, dense, progress)
     about = {
         "name": checkpoint.directory.resolve().name,
@@ -257,7 +258,7 @@ def _target(layer: ExpertLayerLayout, experts: Format | None, down: Format | Non
     wanted = zip(layer.parts, (experts, experts, down), strict=True)
     gate, up, last = (fmt or part.format for part, fmt in wanted)
     for part, fmt in zip(layer.parts, (gate, up, last), strict=True):
-        _require_exact(part.format, fmt, f"layer {layer.layer}: {part.name}")
+        require_exact(part.format, fmt, f"layer {layer.layer}: {part.name}")
     shapes = [(part.rows, part.columns) for part in layer.parts]
     return RecordLayout.of((gate, up, last), (shapes[0], shapes[1], shapes[2]))
 
@@ -266,20 +267,11 @@ def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> B
     """Resident bytes in another format; the same bytes where it is the same."""
     if old is new:
         return data
-    _require_exact(old, new, what)
+    require_exact(old, new, what)
     try:
         return new.pack(new.encode(old.decode(data, shape)), shape)
     except NumericsError as error:
         raise NumericsError(f"{what}: {error}") from None
-
-
-def _require_exact(old: Format, new: Format, what: str) -> None:
-    """Integer codes may become f32, which holds every one; fp8 is how models are published."""
-    if old.is_coded and old is not new and new is not F32:
-        raise UnsupportedModelError(
-            f"{what} is {old.name} and would be rounded a second time to {new.name}; convert the"
-            " original checkpoint instead, or keep the codes or widen them to f32"
-        )
 
 
 def _matrix(shape: tuple[int, ...]) -> Shape:

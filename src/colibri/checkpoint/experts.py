@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.coding import encoding, require_exact
 from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.record import PAGE, RecordLayout
 from colibri.checkpoint.rename import Census
@@ -27,7 +28,7 @@ from colibri.checkpoint.spellings import (
     take_sources,
 )
 from colibri.checkpoint.storage import packings
-from colibri.formats import Shape, padded
+from colibri.formats import Format, IntegerFormat, Shape, padded
 from colibri.formats.packing import Packing, PackKind
 from colibri.kernels.api import ExpertPart
 
@@ -148,14 +149,20 @@ class ExpertIndex:
 
 
 def index_experts(
-    census: Census, requests: Sequence[ExpertLayer], quantization: Quantization = _PLAIN
+    census: Census,
+    requests: Sequence[ExpertLayer],
+    quantization: Quantization = _PLAIN,
+    coded: IntegerFormat | None = None,
 ) -> ExpertIndex:
     """Take the experts of every requested layer out of the census and index them.
+
+    They are rounded to `coded` as they land, where that is given.
 
     Raises:
         IncompleteModelError: tensors are missing; gives found and expected counts.
         CheckpointError: two spellings in one layer, or a wrong shape.
-        UnsupportedModelError: a dtype or an orientation that is not read.
+        UnsupportedModelError: a dtype or an orientation that is not read, or codes that would be
+            rounded again.
     """
     taken = [take_sources(census, request, quantization) for request in requests]
     shape = (
@@ -172,7 +179,8 @@ def index_experts(
             file[cell] = [numbers.setdefault(spec.file, len(numbers)) for spec in piece.specs]
             offset[cell] = _offsets(piece, request.num_experts)
             nbytes[cell] = piece.nbytes
-    layers = tuple(map(_layout, requests, taken))
+    pairs = zip(requests, taken, strict=True)
+    layers = tuple(layout_of(request, found, coded) for request, found in pairs)
     position = {request.layer: row for row, request in enumerate(requests)}
     return ExpertIndex(layers, position, tuple(numbers), file, offset, nbytes)
 
@@ -185,10 +193,31 @@ def _offsets(piece: Piece, num_experts: int) -> NDArray[np.int64]:
     return offsets + np.arange(num_experts) * piece.nbytes  # one tensor holds them all
 
 
-def _layout(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
-    """Direct where every part can be read to its place, else packed out of a staging buffer."""
-    direct = all(source.is_direct for source in found.parts.values()) and not request.biased
-    return (_direct if direct else _packed)(request, found)
+def layout_of(
+    request: ExpertLayer, found: LayerSources, coded: IntegerFormat | None = None
+) -> ExpertLayerLayout:
+    """Direct where every part can be read to its place, else packed out of a staging buffer.
+
+    Raises:
+        UnsupportedModelError: codes would be rounded again to `coded`.
+    """
+    formats = [_format(request, found, number, coded) for number in range(3)]
+    direct = not request.biased and all(
+        source.is_direct and formats[number] is source.storage.format
+        for number, source in found.parts.items()
+    )
+    return _direct(request, found) if direct else _packed(request, found, formats)
+
+
+def _format(
+    request: ExpertLayer, found: LayerSources, number: int, coded: IntegerFormat | None
+) -> Format:
+    """The format in which a part is resident."""
+    stored = found.parts[number].storage.format
+    if coded is None:
+        return stored
+    require_exact(stored, coded, f"layer {request.layer}: {_PARTS[number]}")
+    return coded
 
 
 def _direct(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
@@ -231,18 +260,23 @@ def _direct(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
     )
 
 
-def _packed(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
+def _packed(
+    request: ExpertLayer, found: LayerSources, formats: Sequence[Format]
+) -> ExpertLayerLayout:
     """All pieces are staged; a slot is laid out as in a container, biases behind it."""
     sources = [found.parts[number] for number in range(3)]
     shapes = [part_shape(request, number) for number in range(3)]
-    formats = [source.storage.format for source in sources]
     record = RecordLayout.of(
         (formats[0], formats[1], formats[2]), (shapes[0], shapes[1], shapes[2])
     )
     steps: list[Packing] = []
     for number, (source, part) in enumerate(zip(sources, record.parts, strict=True)):
         where = (source.storage, shapes[number], source.codes, source.scales)
-        steps += packings(*where, part=number, stride=part.panel_stride)
+        about = {"part": number, "stride": part.panel_stride}
+        if isinstance(part.format, IntegerFormat) and part.format is not source.storage.format:
+            steps.append(encoding(*where, part.format, **about))
+        else:
+            steps += packings(*where, **about)
     biases, slot_nbytes = _add_biases(sources, shapes, record.nbytes, steps)
     regions, staging = [], 0
     for piece in found.pieces:

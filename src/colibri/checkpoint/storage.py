@@ -73,6 +73,13 @@ class Storage:
     scale_tail: str = ""
     block: Shape = (1, 1)
 
+    @classmethod
+    def of_resident(cls, fmt: FloatFormat | FP8Format) -> Storage:
+        """How the resident bytes of a format hold its numbers."""
+        if isinstance(fmt, FP8Format):
+            return cls(fmt, "F8_E4M3", "", "F32", "", (fmt.block, fmt.block))
+        return cls(fmt, fmt.name.upper(), "")
+
     @property
     def item(self) -> int:
         """The kind of codes."""

@@ -52,7 +52,16 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
 
 KERNELS = ("threads", "activations", "kernels", "isa")
 READING = ("mirror", "reader_threads", "read_block", "cache_dir")
-MEMORY = ("ram", "expert_slots", "kv", "kv_ram", "context_length", "prefill_chunk")
+MEMORY = (
+    "ram",
+    "expert_slots",
+    "dense",
+    "experts",
+    "kv",
+    "kv_ram",
+    "context_length",
+    "prefill_chunk",
+)
 _COMMON = ("model", "ram", "expert_slots")
 
 

@@ -53,7 +53,7 @@ def advice(plan: Plan) -> str:
     if missing <= 0:
         return "All experts stay in memory: each is read once."
     cold = format_bytes(plan.bytes_per_token_cold)
-    more = missing * plan.record_bytes - plan.spare_bytes
+    more = missing * plan.slots_bytes // plan.num_slots - plan.spare_bytes
     need = "More expert_slots would fit:" if more <= 0 else f"With {format_bytes(more)} more,"
     return (
         f"A token reads up to {cold} while nothing is resident. "

@@ -68,7 +68,9 @@ class Prepared:
     def lossy(self) -> tuple[str, ...]:
         """Choices that cost accuracy, as `setting=value`; none is a default."""
         values = {"kv": self.plan.kv_format, "activations": str(self.kernels.activations)}
-        return tuple(f"{name}={value}" for name, value in values.items() if value == "int8")
+        chosen = {name: value for name, value in values.items() if value == "int8"}
+        chosen |= self.description.rounded
+        return tuple(f"{name}={value}" for name, value in chosen.items())
 
     def load(self, progress: LoadProgress | None = None) -> tuple[Model, HeatKeeper | None]:
         """Carry out the plan, and begin to read what earlier runs used most, or all that fits."""
@@ -123,7 +125,8 @@ def prepare(settings: Settings) -> Prepared:
     """
     _check_ram(settings.ram)
     directory = find_model(settings)
-    description = Description.of(Checkpoint.open(directory, settings.family))
+    coding = settings.coding
+    description = Description.of(Checkpoint.open(directory, settings.family), coding)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory) if tokenizer is not None else None
     defaults = GenerationDefaults.load(directory)

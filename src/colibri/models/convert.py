@@ -9,8 +9,7 @@ from colibri.checkpoint.convert import ConvertProgress, ConvertReport, DensePara
 from colibri.checkpoint.index import Checkpoint
 from colibri.formats import Format, get_format
 from colibri.models.description import DenseTensor, Description
-
-_CODED_KINDS = ("matrix", "embedding")
+from colibri.nn.parameter import ROUNDED
 
 
 def convert_model(
@@ -58,7 +57,7 @@ def convert_model(
 
 def _parameter(tensor: DenseTensor, dense: Format | None) -> DenseParameter:
     parameter = tensor.parameter
-    fmt = dense if dense and parameter.kind in _CODED_KINDS else tensor.stored
+    fmt = dense if dense and parameter.kind in ROUNDED else tensor.stored
     return DenseParameter(
         parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt, tensor.matrix
     )

@@ -6,8 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from colibri.checkpoint.coding import NO_CODING, Coding, require_exact
 from colibri.checkpoint.config import normalize
 from colibri.checkpoint.experts import ExpertIndex, index_experts
 from colibri.checkpoint.index import Checkpoint
@@ -16,9 +17,10 @@ from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
 from colibri.checkpoint.storage import FLOAT_DTYPES, StoredMatrix, take_matrix
 from colibri.errors import ConfigError, UnsupportedModelError
-from colibri.formats import BF16, F32, FloatFormat, Format
+from colibri.formats import BF16, F32, FloatFormat, Format, IntegerFormat
+from colibri.formats.packing import PackKind
 from colibri.models.blueprint import Blueprint
-from colibri.nn.parameter import VECTORS, Parameter
+from colibri.nn.parameter import ROUNDED, VECTORS, Parameter
 
 _ALIGNMENT = 64
 _CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
@@ -30,7 +32,8 @@ class DenseTensor:
 
     Attributes:
         stored: format of the bytes in the file, or that holds them exactly.
-        resident: the same for matrices; float32 for norms, biases and coded absorbed matrices.
+        resident: the same for matrices, unless they are rounded at load; float32 for norms, biases
+            and coded absorbed matrices.
     """
 
     parameter: Parameter
@@ -48,6 +51,11 @@ class DenseTensor:
         return (shape[0], shape[1])
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether its numbers are rounded at load."""
+        return self.resident.is_coded and self.resident is not self.stored
+
+    @property
     def resident_nbytes(self) -> int:
         """Bytes it takes in memory, rounded up to the alignment of kernels."""
         return -(-self.resident.resident_nbytes(self.shape) // _ALIGNMENT) * _ALIGNMENT
@@ -59,6 +67,7 @@ class Description:
 
     Attributes:
         ignored: names of tensors that are knowingly not used.
+        coding: what is rounded at load.
     """
 
     checkpoint: Checkpoint
@@ -66,14 +75,15 @@ class Description:
     dense: tuple[DenseTensor, ...]
     experts: ExpertIndex
     ignored: tuple[str, ...] = ()
+    coding: Coding = NO_CODING
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Description:
+    def of(cls, checkpoint: Checkpoint, coding: Coding = NO_CODING) -> Description:
         """Take the census.
 
         Raises:
-            CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, or left over;
-                named.
+            CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, left over, or
+                coded where `coding` would round it again; named.
         """
         try:
             blueprint = Blueprint.of(checkpoint.config)
@@ -82,23 +92,33 @@ class Description:
             raise type(error)(f"{checkpoint.directory}: {error}") from None
         census = Census(Renaming(blueprint.family.rename).apply(checkpoint.tensors))
         dense = tuple(
-            _dense(checkpoint, census, parameter, quantization)
+            _coded(_dense(checkpoint, census, parameter, quantization), coding.dense)
             for parameter in blueprint.parameters()
         )
         requests = blueprint.expert_layers()
         if checkpoint.container is not None:
-            experts = checkpoint.container.expert_index(requests)
+            experts = checkpoint.container.expert_index(requests, coding.experts)
             census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
-            return cls(checkpoint, blueprint, dense, experts)
-        experts = index_experts(census, requests, quantization)
+            return cls(checkpoint, blueprint, dense, experts, (), coding)
+        experts = index_experts(census, requests, quantization, coding.experts)
         ignored = census.finish(blueprint.ignored())
-        return cls(checkpoint, blueprint, dense, experts, ignored)
+        return cls(checkpoint, blueprint, dense, experts, ignored, coding)
 
     @property
     def left_aside(self) -> dict[str, int]:
         """How many tensors are not used, by the part of the checkpoint that they belong to."""
         parts = (re.match(r"(model\.)?[^.]+", name) for name in self.ignored)
         return dict(Counter(found.group() for found in parts if found))
+
+    @property
+    def rounded(self) -> dict[str, str]:
+        """`dense` and `experts`, where any of their numbers are rounded at load, and to what."""
+        found = {}
+        if any(tensor.is_rounded for tensor in self.dense):
+            found["dense"] = str(self.coding.dense)
+        if any(step.kind == PackKind.ENCODE for x in self.experts.layers for step in x.packings):
+            found["experts"] = str(self.coding.experts)
+        return found
 
     @property
     def dense_nbytes(self) -> int:
@@ -139,6 +159,14 @@ def _dense(
     spec = census.take(parameter.name, parameter.shape)
     stored = _float_format(spec)
     return DenseTensor(parameter, spec, stored, _resident(parameter, stored))
+
+
+def _coded(tensor: DenseTensor, coded: IntegerFormat | None) -> DenseTensor:
+    """The tensor, resident in the format to which what may be rounded is rounded."""
+    if coded is None or tensor.parameter.kind not in ROUNDED:
+        return tensor
+    require_exact(tensor.stored, coded, f"{tensor.spec.file}: {tensor.spec.name}")
+    return replace(tensor, resident=coded)
 
 
 def _resident(parameter: Parameter, stored: Format) -> Format:

@@ -10,11 +10,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.coding import FloatMatrix
 from colibri.checkpoint.safetensors import read_into
 from colibri.errors import NumericsError
-from colibri.formats import Bytes, Floats
+from colibri.formats import Bytes, Floats, IntegerFormat
 from colibri.kernels import library
 from colibri.kernels.api import Kernels, Matrix
+from colibri.kernels.cpus import num_threads
 from colibri.kernels.mapping import Mapping
 from colibri.kernels.traced import traced_kernels
 from colibri.kv import KVPool
@@ -140,7 +142,9 @@ def _load_dense(
 
 def _fill(tensor: DenseTensor, region: Bytes) -> None:
     """Read one tensor into its region; norms and biases become float32 and must be finite."""
-    if tensor.resident is tensor.stored and tensor.matrix is None:
+    if tensor.is_rounded:
+        _round(tensor, region)
+    elif tensor.resident is tensor.stored and tensor.matrix is None:
         read_into(tensor.spec, region[: tensor.spec.nbytes])
     elif tensor.resident is tensor.stored:
         read_stored(tensor, region)
@@ -154,6 +158,13 @@ def _fill(tensor: DenseTensor, region: Bytes) -> None:
         _check_finite(tensor, vector)
         if tensor.parameter.kind == "centred_norm":
             vector += 1
+
+
+def _round(tensor: DenseTensor, region: Bytes) -> None:
+    """Code a matrix on its way into memory, on every processor there is."""
+    assert isinstance(tensor.resident, IntegerFormat)
+    source = FloatMatrix.of(tensor.stored, tensor.shape, tensor.spec, tensor.matrix)
+    source.encode(tensor.resident, region, num_threads())
 
 
 def read_stored(tensor: DenseTensor, out: Bytes) -> None:

@@ -13,6 +13,7 @@ Kind: TypeAlias = Literal[
 ]
 
 VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter"})
+ROUNDED: frozenset[Kind] = frozenset({"matrix", "embedding"})  # what coding may round
 
 
 @dataclass(frozen=True, slots=True)

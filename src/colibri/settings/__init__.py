@@ -32,6 +32,7 @@ from colibri.settings.parsing import (
 )
 
 if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is imported where used
+    from colibri.checkpoint.coding import Coding
     from colibri.kernels.api import Activations
     from colibri.memory.prefetch import PrefetchMode
     from colibri.models.plan import MemoryConfig
@@ -65,6 +66,20 @@ class Settings:
     )
     expert_slots: int | float | None = knob(
         None, parse_slots, "N, P%", "Experts kept in memory; by default what the budget leaves"
+    )
+    dense: str | None = knob(
+        None,
+        parse_text,
+        "FORMAT",
+        "Round dense matrices to this format while they are loaded, such as int8-g64 or int4-g64, "
+        "at the cost of accuracy; by default they stay as they are stored",
+    )
+    experts: str | None = knob(
+        None,
+        parse_text,
+        "FORMAT",
+        "Round experts to this format as they are read, so that more of them stay in memory, at "
+        "the cost of accuracy; by default they stay as they are stored",
     )
     kv: KVFormat = knob(  # noqa: RUF009  (it is dataclasses.field)
         "auto",
@@ -257,6 +272,17 @@ class Settings:
         return (
             Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
         ) / "colibri"
+
+    @property
+    def coding(self) -> Coding:
+        """What is rounded at load.
+
+        Raises:
+            SettingsError: a format to which nothing is rounded.
+        """
+        from colibri.checkpoint.coding import Coding
+
+        return Coding.named(self.dense, self.experts)
 
     @property
     def reader(self) -> ReaderConfig:

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colibri.checkpoint.coding import CODINGS
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertLayer, index_experts
 from colibri.checkpoint.quantization import Quantization
-from colibri.errors import ColibriError
-from colibri.formats import BF16, FP8_B32, get_format
+from colibri.errors import ColibriError, UnsupportedModelError
+from colibri.formats import BF16, FP8_B32, IntegerFormat, get_format
 from tests.unit.checkpoint.files import census, write
 
 E, F, D = 3, 64, 96
@@ -126,6 +127,35 @@ def test_numbers_are_exact(made: Callable[..., tuple[Tensors, Weights]], tmp_pat
         for part, resident in zip(layout.parts, data, strict=True):
             numbers = part.format.decode(resident, (part.rows, part.columns))
             assert np.array_equal(numbers, weights[part.name][expert]), part.name
+
+
+@pytest.mark.parametrize("fmt", CODINGS.values(), ids=str)
+@pytest.mark.parametrize("made", [fp8, transposed], ids=lambda made: made.__name__)
+def test_experts_are_rounded_as_they_land(
+    made: Callable[..., tuple[Tensors, Weights]], fmt: IntegerFormat, tmp_path: Path
+) -> None:
+    tensors, weights = made(np.random.default_rng(4))
+    found = census(write(tmp_path / "x.safetensors", tensors))
+    index = index_experts(found, [request(made)], QUANTIZATION, fmt)
+    layout = index.layers[0]
+    for expert in range(E):
+        data = read_expert(index, layout, expert)
+        for part, resident in zip(layout.parts, data, strict=True):
+            shape = (part.rows, part.columns)
+            wanted = fmt.pack(fmt.encode(weights[part.name][expert]), shape)
+            assert resident.tobytes() == wanted.tobytes(), part.name
+
+
+@pytest.mark.parametrize(
+    "made", [deepseek_fp4, packed_int4, blocks], ids=lambda made: made.__name__
+)
+def test_codes_are_not_rounded_again(
+    made: Callable[..., tuple[Tensors, Weights]], tmp_path: Path
+) -> None:
+    tensors, _ = made(np.random.default_rng(4))
+    found = census(write(tmp_path / "x.safetensors", tensors))
+    with pytest.raises(UnsupportedModelError, match=r"layer 0: gate_proj is .* a second time"):
+        index_experts(found, [request(made)], QUANTIZATION, CODINGS["int8-g64"])
 
 
 @pytest.mark.parametrize("made", [deepseek_fp4, packed_int4, fp8], ids=lambda made: made.__name__)
