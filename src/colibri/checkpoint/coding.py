@@ -91,8 +91,8 @@ def encoding(
     stride: int = 0,
 ) -> Packing:
     """The step that rounds a matrix of floats or fp8 to `fmt`, `stride` from panel to panel."""
-    about = (storage.block, fmt.bits, fmt.group, 0, stride)
-    return Packing(PackKind.ENCODE, part, False, 0, *shape, codes, scales, *about)
+    rounding = Packing(PackKind.ENCODE, part, False, 0, *shape, codes, scales, storage.block)
+    return rounding._replace(bits=fmt.bits, group=fmt.group, panel_stride=stride)
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,11 +272,11 @@ def _packed(
     steps: list[Packing] = []
     for number, (source, part) in enumerate(zip(sources, record.parts, strict=True)):
         where = (source.storage, shapes[number], source.codes, source.scales)
-        about = {"part": number, "stride": part.panel_stride}
+        stride = part.panel_stride
         if isinstance(part.format, IntegerFormat) and part.format is not source.storage.format:
-            steps.append(encoding(*where, part.format, **about))
+            steps.append(encoding(*where, part.format, part=number, stride=stride))
         else:
-            steps += packings(*where, **about)
+            steps += packings(*where, part=number, stride=stride)
     biases, slot_nbytes = _add_biases(sources, shapes, record.nbytes, steps)
     regions, staging = [], 0
     for piece in found.pieces:
