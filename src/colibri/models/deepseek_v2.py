@@ -45,7 +45,7 @@ FAMILY = Family(
     layer=latent_layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
-    dialect="deepseek",
+    dialect="tool-sections",
     tiny={
         **TINY,
         "q_lora_rank": None,

@@ -35,6 +35,6 @@ FAMILY = Family(
     rename=((r"^language_model\.", ""), *SHARED_EXPERTS),
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     ignore=(r"vision_tower\.", r"(model\.)?mm_projector\."),
-    dialect="deepseek",
+    dialect="tool-sections",
     tiny={**TINY, "n_group": 4, "topk_group": 2, "rope_scaling": YARN},
 )

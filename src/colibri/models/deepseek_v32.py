@@ -22,7 +22,7 @@ FAMILY = Family(
     layer=latent_layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
-    dialect="deepseek",
+    dialect="dsml",
     tiny={
         **TINY,
         "n_group": 4,

@@ -40,7 +40,7 @@ FAMILY = Family(
     layer=layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
-    dialect="glm",
+    dialect="key-value-tags",
     tiny={
         "n_routed_experts": 16,
         "num_experts_per_tok": 4,

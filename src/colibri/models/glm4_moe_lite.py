@@ -22,6 +22,6 @@ FAMILY = Family(
     layer=latent_layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
-    dialect="glm",
+    dialect="key-value-tags",
     tiny={**TINY, "rope_theta": 1e6},
 )

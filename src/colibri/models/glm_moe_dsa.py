@@ -26,7 +26,7 @@ FAMILY = Family(
     layer=latent_layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
-    dialect="glm",
+    dialect="key-value-tags",
     tiny={
         **TINY,
         "index_topk": 8,

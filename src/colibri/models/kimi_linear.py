@@ -56,7 +56,7 @@ FAMILY = Family(
         (".mlp.experts.", ".block_sparse_moe.experts."),
     ),
     spelling="w1w3w2",
-    dialect="kimi",
+    dialect="pipe-sections",
     tiny={
         "num_key_value_heads": 4,
         "num_experts": 16,

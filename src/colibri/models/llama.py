@@ -32,7 +32,7 @@ FAMILY = Family(
     model_type="llama",
     config=Config,
     layer=layer,
-    dialect="llama",
+    dialect="bare-json",
     tiny={
         "intermediate_size": 112,
         "attention_bias": True,

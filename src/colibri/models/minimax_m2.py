@@ -69,7 +69,7 @@ FAMILY = Family(
         (".mlp.gate.e_score", ".block_sparse_moe.e_score"),
         (".mlp.", ".block_sparse_moe."),
     ),
-    dialect="minimax",
+    dialect="invoke-tags",
     tiny={
         "num_local_experts": 16,
         "num_experts_per_tok": 4,

@@ -35,7 +35,7 @@ FAMILY = Family(
     model_type="qwen3",
     config=Config,
     layer=layer,
-    dialect="qwen",
+    dialect="json-tags",
     tiny={
         "intermediate_size": 112,
         "head_dim": 32,

@@ -48,7 +48,7 @@ FAMILY = Family(
     rename=((r"^model\.language_model\.", "model."),),
     spelling="fused",
     ignore=(r"model\.visual\.",),
-    dialect="qwen",
+    dialect="function-tags",
     tiny={
         "model_type": "qwen3_5_moe_text",
         "num_experts": 16,

@@ -51,7 +51,7 @@ FAMILY = Family(
     model_type="qwen3_moe",
     config=Config,
     layer=layer,
-    dialect="qwen",
+    dialect="json-tags",
     tiny={
         "num_experts": 16,
         "num_experts_per_tok": 4,

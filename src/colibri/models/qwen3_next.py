@@ -40,7 +40,7 @@ FAMILY = Family(
     model_type="qwen3_next",
     config=Config,
     layer=layer,
-    dialect="qwen",
+    dialect="json-tags",
     tiny={
         "num_experts": 16,
         "num_experts_per_tok": 4,

@@ -29,9 +29,16 @@ class Detokenizer:
     maximal invalid part (Unicode 15, section 3.9).
     """
 
-    def __init__(self, tokenizer: TokenSource, *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenSource,
+        *,
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """`keep`: special ids that are spelled out although others are skipped."""
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - keep if skip_special else frozenset()
         self._strips_blank = tokenizer.strips_first_blank
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
