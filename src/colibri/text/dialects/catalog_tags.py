@@ -134,9 +134,6 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
                     r'<atem:invoke name="(?P<name>[^"]*)">(?P<body>.*?)</atem:invoke>',
                     r'<atem:parameter name="(?P<key>[^"]*)">(?P<value>.*?)</atem:parameter>',
                 ),
-                written='<atem:function_calls>\n<atem:invoke name="$name">\n$arguments'
-                "</atem:invoke>\n</atem:function_calls>",
-                argument='<atem:parameter name="$key">$value</atem:parameter>\n',
             ),
         ),
     ),
