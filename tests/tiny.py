@@ -24,15 +24,8 @@ from colibri.nn.parameter import Parameter
 
 FAMILIES = all_families()
 SPARSE = tuple(f for f in FAMILIES if Blueprint.of(f.tiny_config()).sparse_layers())
-# Experts with biases run as they are published; nothing of ours writes them yet.
-BIASED = tuple(
-    f for f in SPARSE if any(e.biased for e in Blueprint.of(f.tiny_config()).expert_layers())
-)
-WRITTEN = tuple(f for f in FAMILIES if f not in BIASED)
 PLAIN = mixtral.FAMILY  # where any family serves: nothing but sparse layers
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
-each_written = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.model_type)
-each_biased = pytest.mark.parametrize("family", BIASED, ids=lambda family: family.model_type)
 each_sparse = pytest.mark.parametrize("family", SPARSE, ids=lambda family: family.model_type)
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")

@@ -15,7 +15,7 @@ from colibri.kernels.mapping import mapping_nbytes
 from colibri.models.convert import convert_model
 from colibri.models.family import Family
 from tests.conformance.cases import is_sparse, least_slots
-from tests.tiny import PLAIN, each_written, write_tiny
+from tests.tiny import PLAIN, each_family, write_tiny
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"native kernels: {unavailable_reason()}"
@@ -24,7 +24,7 @@ IDS = np.random.RandomState(7).randint(3, 512, 20).astype(np.int32)
 DENSE, EXPERTS = "int8-g64", "int4-g64"
 
 
-@each_written
+@each_family
 def test_every_family_is_rounded_as_convert_rounds(family: Family, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "from", family, dtype="bf16")
     convert_model(model, tmp_path / "to", experts=EXPERTS, dense=DENSE)

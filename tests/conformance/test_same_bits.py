@@ -16,7 +16,7 @@ from colibri.models.convert import convert_model
 from colibri.models.family import Family
 from colibri.models.registry import all_families
 from tests.conformance.cases import is_sparse, least_slots
-from tests.tiny import BIASED, write_tiny
+from tests.tiny import write_tiny
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"native kernels: {unavailable_reason()}"
@@ -38,9 +38,8 @@ def model(
     family: Family = request.param
     folder = tmp_path_factory.mktemp(f"{family.model_type}-{fmt}")
     wide = {"hidden_size": 128, "num_attention_heads": 4}
-    if fmt == "bf16" or family in BIASED:
-        dtype = {"int4-g64": "f16", "int8-g64": "f32"}.get(fmt, fmt)
-        return write_tiny(folder / "model", family, dtype=dtype, **wide)
+    if fmt == "bf16":
+        return write_tiny(folder / "model", family, dtype=fmt, **wide)
     source = write_tiny(folder / "source", family, **wide)
     convert_model(source, folder / "model", experts=fmt, dense=fmt)
     return folder / "model"

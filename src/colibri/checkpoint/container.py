@@ -33,7 +33,7 @@ from colibri.checkpoint.spellings import LayerSources, PartSource, Piece
 from colibri.checkpoint.storage import Storage
 from colibri.errors import CheckpointError, IncompleteModelError, UnsupportedModelError
 from colibri.formats import FloatFormat, Format, FP8Format, IntegerFormat, Shape
-from colibri.formats.packing import Items, item_nbytes
+from colibri.formats.packing import ITEM_F32, Items, item_nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,13 @@ class Container:
             )
         wide = (request.intermediate_size, request.hidden_size)
         wanted = (wide, wide, (request.hidden_size, request.intermediate_size))
-        parts = self.manifest.layouts[request.layer].parts
+        layout = self.manifest.layouts[request.layer]
+        parts = layout.parts
+        if (layout.biases is not None) != request.biased:
+            has, wants = ("no ", "some") if request.biased else ("", "none")
+            raise self._broken(
+                f"{has}biases of experts in layer {request.layer}, config.json wants {wants}"
+            )
         shapes = tuple((part.rows, part.columns) for part in parts)
         if (found, shapes) != (request.num_experts, wanted):
             raise self._broken(
@@ -142,6 +148,7 @@ class Container:
             part_pieces=(0, 0, 0),
             part_deltas=record.offsets,
             record_nbytes=record.nbytes,
+            biases=record.biases,
         )
 
     def _sources(self, request: ExpertLayer, record: RecordLayout) -> LayerSources:
@@ -162,7 +169,9 @@ class Container:
                 line = storage.blocks(*shape)[1] * storage.scale_nbytes
                 scales = storage.scale_items(0, offset + fmt.scales_at(shape), line)
             items = Items(0, storage.item, offset, row, size)
-            parts[number] = PartSource(storage, items, scales, None, in_rows=True, shares=True)
+            at = record.biases
+            bias = None if at is None else Items(0, ITEM_F32, at[number], 0, 4)
+            parts[number] = PartSource(storage, items, scales, bias, in_rows=True, shares=True)
         return LayerSources([Piece([*self.records[request.layer]], record.nbytes)], parts)
 
     def _broken(self, what: str) -> CheckpointError:

@@ -48,8 +48,8 @@ class LayerWriter:
         self.checksums: list[int] = []
         self._file, self._record = file, np.zeros(layout.nbytes, np.uint8)
 
-    def add(self, expert: int, gate: Floats, up: Floats, down: Floats) -> None:
-        """Round and append an expert: gate and up `[F, D]`, down `[D, F]`.
+    def add(self, expert: int, gate: Floats, up: Floats, down: Floats, *biases: Floats) -> None:
+        """Round and append an expert: gate and up `[F, D]`, down `[D, F]`, and biases if any.
 
         Raises:
             NumericsError: a weight is not finite and the format has no code for it.
@@ -59,14 +59,13 @@ class LayerWriter:
             if matrix.shape != (part.rows, part.columns):
                 raise ValueError(f"{part.name} is {matrix.shape}, not {(part.rows, part.columns)}")
             found.append(_resident(matrix, part.format))
-        self.add_resident(expert, *found)
+        self.add_resident(expert, *found, *(bias.view(np.uint8) for bias in biases))
 
     def add_resident(self, expert: int, *parts: Bytes) -> None:
-        """Append an expert whose gate, up and down are coded and packed already."""
+        """Append an expert whose gate, up and down (then biases) are coded and packed already."""
         if expert != len(self.checksums):
             raise ValueError(f"expert {expert} follows {len(self.checksums) - 1}: not ascending")
-        gate, up, down = parts
-        record = self.layout.assemble(gate, up, down, out=self._record)
+        record = self.layout.assemble(*parts, out=self._record)
         self.checksums.append(crc32c(record))
         self._file.add(record)
 

@@ -24,11 +24,7 @@ from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
 from colibri.checkpoint.storage import StoredMatrix
-from colibri.errors import (
-    CheckpointError,
-    NumericsError,
-    UnsupportedModelError,
-)
+from colibri.errors import CheckpointError, NumericsError
 from colibri.formats import Bytes, Format, Shape
 
 _COMPANIONS = (
@@ -145,12 +141,6 @@ def convert(
     began = time.monotonic()
     _require_directory(destination)
     layouts = [_target(layer, experts, down or experts) for layer in index.layers]
-    for layer in index.layers:
-        if layer.biases is not None:
-            raise UnsupportedModelError(
-                f"layer {layer.layer}: experts with biases are not converted yet;"
-                " run the checkpoint as it is"
-            )
     for parameter in dense:  # they are written last, hours later perhaps
         require_exact(parameter.stored, parameter.format, parameter.name)
     job = _Job(index, layouts, dense, progress)
@@ -234,17 +224,15 @@ class _Job:
         with ThreadPoolExecutor(len(layout.parts)) as pool:  # NumPy computes without the GIL
             for expert in range(layer.num_experts):
                 where = f"layer {layer.layer}, expert {expert}, "
+                gate, up, down, *biases = read_expert(self.index, layer, expert)
                 tasks = [
                     pool.submit(_recode, data, old.format, new.format, shape, where + old.name)
                     for old, new, data in zip(
-                        layer.parts,
-                        layout.parts,
-                        read_expert(self.index, layer, expert),
-                        strict=True,
+                        layer.parts, layout.parts, (gate, up, down), strict=True
                     )
                     if (shape := (old.rows, old.columns))
                 ]
-                out.add_resident(expert, *(task.result() for task in tasks))
+                out.add_resident(expert, *(task.result() for task in tasks), *biases)
                 self._advance(f"layer {layer.layer}", layout.nbytes)
 
     def _advance(self, what: str, nbytes: int) -> None:
@@ -260,7 +248,8 @@ def _target(layer: ExpertLayerLayout, experts: Format | None, down: Format | Non
     for part, fmt in zip(layer.parts, (gate, up, last), strict=True):
         require_exact(part.format, fmt, f"layer {layer.layer}: {part.name}")
     shapes = [(part.rows, part.columns) for part in layer.parts]
-    return RecordLayout.of((gate, up, last), (shapes[0], shapes[1], shapes[2]))
+    biased = layer.biases is not None
+    return RecordLayout.of((gate, up, last), (shapes[0], shapes[1], shapes[2]), biased=biased)
 
 
 def _recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> Bytes:

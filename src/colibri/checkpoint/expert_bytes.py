@@ -13,10 +13,8 @@ from colibri.formats import Bytes
 from colibri.kernels.packing import pack
 
 
-def read_expert(
-    index: ExpertIndex, layer: ExpertLayerLayout, expert: int
-) -> tuple[Bytes, Bytes, Bytes]:
-    """Gate, up and down of one expert as resident bytes.
+def read_expert(index: ExpertIndex, layer: ExpertLayerLayout, expert: int) -> tuple[Bytes, ...]:
+    """Gate, up and down of one expert as resident bytes, then their biases if it has any.
 
     Raises:
         IncompleteModelError: a file has become shorter.
@@ -37,7 +35,7 @@ def read_expert(
                 f"expert {expert} of layer {layer.layer}: {layer.parts[step.part].name} holds a"
                 " scale or bias that is not finite; fetch the checkpoint again"
             )
-    return RecordLayout(layer.parts, offsets, layer.slot_nbytes).split(slot)
+    return RecordLayout(layer.parts, offsets, layer.slot_nbytes, layer.biases).split(slot)
 
 
 def _read_into(path: Path, offset: int, into: Bytes) -> None:

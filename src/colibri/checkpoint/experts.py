@@ -7,7 +7,7 @@ checkpoint may have half a million tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -263,11 +263,13 @@ def _direct(request: ExpertLayer, found: LayerSources) -> ExpertLayerLayout:
 def _packed(
     request: ExpertLayer, found: LayerSources, formats: Sequence[Format]
 ) -> ExpertLayerLayout:
-    """All pieces are staged; a slot is laid out as in a container, biases behind it."""
+    """All pieces are staged; a slot is laid out as a record of a container."""
     sources = [found.parts[number] for number in range(3)]
     shapes = [part_shape(request, number) for number in range(3)]
     record = RecordLayout.of(
-        (formats[0], formats[1], formats[2]), (shapes[0], shapes[1], shapes[2])
+        (formats[0], formats[1], formats[2]),
+        (shapes[0], shapes[1], shapes[2]),
+        biased=request.biased,
     )
     steps: list[Packing] = []
     for number, (source, part) in enumerate(zip(sources, record.parts, strict=True)):
@@ -277,7 +279,7 @@ def _packed(
             steps.append(encoding(*where, part.format, part=number, stride=stride))
         else:
             steps += packings(*where, part=number, stride=stride)
-    biases, slot_nbytes = _add_biases(sources, shapes, record.nbytes, steps)
+    steps += _bias_steps(sources, shapes, record)
     regions, staging = [], 0
     for piece in found.pieces:
         regions.append(staging)
@@ -287,31 +289,25 @@ def _packed(
         num_experts=request.num_experts,
         parts=record.parts,
         regions=tuple(regions),
-        slot_nbytes=slot_nbytes,
+        slot_nbytes=record.nbytes,
         part_pieces=(-1, -1, -1),
         part_deltas=record.offsets,
         record_nbytes=sum(piece.nbytes for piece in found.pieces),
         staged=(True,) * len(found.pieces),
         staging_nbytes=staging,
         packings=tuple(steps),
-        biases=biases,
+        biases=record.biases,
     )
 
 
-def _add_biases(
-    sources: Sequence[PartSource], shapes: Sequence[Shape], end: int, steps: list[Packing]
-) -> tuple[tuple[int, int, int] | None, int]:
-    """Where biases go behind `end`, and where the slot ends then."""
-    places = []
-    for number, (source, shape) in enumerate(zip(sources, shapes, strict=True)):
-        if source.bias is not None:
-            places.append(end)
-            row = (1, shape[0])
-            steps.append(Packing(PackKind.FLOATS, number, True, end, *row, source.bias))
-            end = padded(end + 4 * shape[0], 64)
-    if not places:
-        return None, end
-    return (places[0], places[1], places[2]), padded(end, PAGE)
+def _bias_steps(
+    sources: Sequence[PartSource], shapes: Sequence[Shape], record: RecordLayout
+) -> Iterator[Packing]:
+    """Biases become float32."""
+    places = zip(record.biases or (), sources, shapes, strict=bool(record.biases))
+    for number, (place, source, shape) in enumerate(places):
+        assert source.bias is not None
+        yield Packing(PackKind.FLOATS, number, True, place, 1, shape[0], source.bias)
 
 
 def _three(sources: Sequence[PartSource], of: Callable[[PartSource], int]) -> tuple[int, int, int]:

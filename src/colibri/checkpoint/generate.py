@@ -1,7 +1,7 @@
 """Writes seeded random checkpoints of any size, at the speed of the disk.
 
-Float formats become a Hugging Face checkpoint, coded ones a container. Names and shapes come from
-the caller, who knows the family.
+They become a container, or a checkpoint as it would be published, which float formats always do.
+Names and shapes come from the caller, who knows the family.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,17 +20,20 @@ import numpy as np
 from colibri.checkpoint.byte_tokenizer import write_byte_tokenizer
 from colibri.checkpoint.container_writer import ContainerWriter, require_free
 from colibri.checkpoint.experts import ExpertLayer
-from colibri.checkpoint.random_weights import RandomExperts, random_matrix
+from colibri.checkpoint.published import StoredTensor, draw, tensors_of
+from colibri.checkpoint.random_weights import RandomExperts, Tensor, random_matrix, resident_draw
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, Pending, save_pending
 from colibri.errors import CheckpointError
-from colibri.formats import Bytes, Format, Shape
+from colibri.formats import PANEL_ROWS, Bytes, Format, Shape
+from colibri.kernels.api import ExpertPart
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
-_TAILS = {
-    "per-expert": ("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
-    "w1w3w2": ("w1.weight", "w3.weight", "w2.weight"),
+_STEMS = {
+    "per-expert": ("gate_proj", "up_proj", "down_proj"),
+    "w1w3w2": ("w1", "w3", "w2"),
 }
+Make = Callable[[RandomExperts], Iterator[Bytes]]
 _SLACK_BYTES = 8 << 20  # headers, tokenizer and configs
 
 
@@ -73,6 +76,21 @@ class RandomTensor:
         values = rng.standard_normal(self.matrix, np.float32)
         return self.format.encode(values * np.float32(self.std) + np.float32(self.mean))
 
+    def published(self) -> Iterator[tuple[Entry, Callable[[int], Bytes]]]:
+        """Its tensors in a published checkpoint, and what draws each with a seed."""
+        if self.format.is_plain:
+            dtype = DTYPE_OF_FORMAT[self.format.name]
+            yield Entry(self.name, dtype, self.shape, self.nbytes), self.draw
+            return
+        stem = self.name.removesuffix(".weight")
+        for number, tensor in enumerate(tensors_of(self.format, self.matrix)):
+            entry = Entry(stem + tensor.tail, tensor.dtype, tensor.shape, tensor.nbytes)
+            yield entry, partial(self._draw_stored, number, tensor)
+
+    def _draw_stored(self, number: int, tensor: StoredTensor, seed: int) -> Bytes:
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), number])
+        return draw(self.format, self.matrix, tensor, rng, self.std, self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
@@ -85,6 +103,8 @@ class RandomModel:
         layers: the MoE layers.
         format: of the experts.
         seed: of all weights.
+        spelling: how a published checkpoint names experts, one of `SPELLINGS`; None for a
+            container.
     """
 
     config: Mapping[str, Any]
@@ -93,28 +113,58 @@ class RandomModel:
     layers: Sequence[ExpertLayer]
     format: Format
     seed: int = 0
+    spelling: str | None = None
 
     def layout(self, layer: ExpertLayer) -> RecordLayout:
         """How a record of the layer is laid out in a container."""
-        return RecordLayout.uniform(self.format, layer.hidden_size, layer.intermediate_size)
+        sizes = (layer.hidden_size, layer.intermediate_size)
+        return RecordLayout.uniform(self.format, *sizes, biased=layer.biased)
 
     def experts(self, layer: ExpertLayer) -> RandomExperts:
         """The layer's experts; they depend on seed and layer alone."""
         rng = np.random.default_rng([self.seed, layer.layer])
-        return RandomExperts(self.layout(layer), layer.num_experts, rng)
+        draws = resident_draw(layer.biased)
+        if self.spelling is not None:
+            draws = partial(self._draw_published, layer)
+        return RandomExperts(self.layout(layer).parts, layer.num_experts, rng, draws)
+
+    def _draw_published(
+        self, layer: ExpertLayer, part: ExpertPart, rng: np.random.Generator
+    ) -> list[Tensor]:
+        shape, std = (part.rows, part.columns), part.columns**-0.5
+        return [
+            Tensor(
+                draw(self.format, shape, tensor, rng, std),
+                PANEL_ROWS * tensor.row_nbytes if tensor.row_of == 1 else 0,
+            )
+            for tensor in self.stored(layer, shape)
+        ]
+
+    def stored(self, layer: ExpertLayer, shape: Shape) -> tuple[StoredTensor, ...]:
+        """The tensors of a part of an expert in a published checkpoint."""
+        fused = self.spelling == "fused"
+        return tensors_of(self.format, shape, fused=fused, biased=layer.biased)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the checkpoint, without headers."""
         records = sum(layer.num_experts * self.expert_nbytes(layer) for layer in self.layers)
-        return records + sum(tensor.nbytes for tensor in self.dense)
+        return records + sum(self._dense_nbytes())
+
+    def _dense_nbytes(self) -> Iterator[int]:
+        for tensor in self.dense:
+            if self.spelling is None:
+                yield tensor.nbytes
+            else:
+                yield from (entry.nbytes for entry, _ in tensor.published())
 
     def expert_nbytes(self, layer: ExpertLayer) -> int:
-        """Bytes of one expert: a record in a container, bare matrices in a float checkpoint."""
+        """Bytes of one expert: a record in a container, or its tensors as published."""
         layout = self.layout(layer)
-        if not self.format.is_plain:
+        if self.spelling is None:
             return layout.nbytes
-        return sum(part.format.nbytes((part.rows, part.columns)) for part in layout.parts)
+        shapes = [(part.rows, part.columns) for part in layout.parts]
+        return sum(tensor.nbytes for shape in shapes for tensor in self.stored(layer, shape))
 
 
 class _Meter:
@@ -133,7 +183,6 @@ def generate_checkpoint(
     directory: Path,
     model: RandomModel,
     *,
-    spelling: str = "per-expert",
     unrename: Sequence[tuple[str, str]] = (),
     shards: int = 1,
     source: Mapping[str, str] | None = None,
@@ -144,9 +193,8 @@ def generate_checkpoint(
     Args:
         directory: made if need be; a container goes on where a killed run of its model stopped.
         model: what is written.
-        spelling: how float experts are named, one of `SPELLINGS`; coded ones are records.
-        unrename: (ours, theirs) substrings of names, applied to float checkpoints.
-        shards: files of a float checkpoint.
+        unrename: (ours, theirs) substrings of names, applied to published checkpoints.
+        shards: files of a published checkpoint.
         source: what a container's manifest says of its origin.
         progress: told bytes written and bytes in all.
 
@@ -155,11 +203,11 @@ def generate_checkpoint(
     """
     require_free(directory, model.nbytes + _SLACK_BYTES)
     meter = _Meter(model.nbytes, progress)
-    if not model.format.is_plain:
+    if model.spelling is None:
         _write_container(directory, model, source or {}, meter)
     else:
         _require_empty(directory)
-        tensors = [_renamed(tensor, unrename) for tensor in _pending(model, spelling, meter)]
+        tensors = [_renamed(tensor, unrename) for tensor in _pending(model, meter)]
         save_pending(directory, model.config, tensors, shards=shards)
         write_byte_tokenizer(directory)
 
@@ -191,7 +239,10 @@ def _write_layer(
     experts = model.experts(layer)
     with writer.layer(layer.layer, layer.num_experts, layout) as out:
         for expert in range(layer.num_experts):
-            out.add_resident(expert, *experts.matrices(expert))
+            numbers = range(2 if layer.biased else 1)
+            out.add_resident(
+                expert, *(experts.tensor(expert, i, n) for n in numbers for i in range(3))
+            )
             meter.add(layout.nbytes)
 
 
@@ -201,25 +252,28 @@ def _require_empty(directory: Path) -> None:
         raise CheckpointError(f"{directory}: is not empty; name another directory or remove it")
 
 
-def _pending(model: RandomModel, spelling: str, meter: _Meter) -> Iterator[Pending]:
-    """Every tensor of a float checkpoint, in the order in which it is written."""
+def _pending(model: RandomModel, meter: _Meter) -> Iterator[Pending]:
+    """Every tensor of a published checkpoint, in the order in which it is written."""
+
+    def counted(data: Iterable[Bytes]) -> Iterator[Bytes]:
+        for piece in data:
+            yield piece
+            meter.add(piece.nbytes)
+
+    def dense(make: Callable[[int], Bytes]) -> Iterator[Bytes]:
+        return counted([make(model.seed)])
+
     experts_of = lru_cache(maxsize=1)(model.experts)
 
-    def draw(tensor: RandomTensor) -> Iterator[Bytes]:
-        yield tensor.draw(model.seed)
-        meter.add(tensor.nbytes)
-
-    def copy(layer: ExpertLayer, wanted: Sequence[tuple[int, int]]) -> Iterator[Bytes]:
-        for expert, part in wanted:
-            data = experts_of(layer).matrix(expert, part)
-            yield data
-            meter.add(data.nbytes)
+    def experts(layer: ExpertLayer, make: Make) -> Iterator[Bytes]:
+        return counted(make(experts_of(layer)))
 
     for tensor in model.dense:
-        yield Pending(_entry(tensor.name, tensor.format, tensor.shape), partial(draw, tensor))
+        for entry, draw_one in tensor.published():
+            yield Pending(entry, partial(dense, draw_one))
     for layer in model.layers:
-        for name, shape, wanted in _expert_tensors(layer, spelling):
-            yield Pending(_entry(name, model.format, shape), partial(copy, layer, wanted))
+        for entry, make in _expert_tensors(model, layer):
+            yield Pending(entry, partial(experts, layer, make))
 
 
 def _renamed(tensor: Pending, unrename: Sequence[tuple[str, str]]) -> Pending:
@@ -229,23 +283,61 @@ def _renamed(tensor: Pending, unrename: Sequence[tuple[str, str]]) -> Pending:
     return replace(tensor, entry=replace(tensor.entry, name=name))
 
 
-def _entry(name: str, fmt: Format, shape: tuple[int, ...]) -> Entry:
-    nbytes = fmt.nbytes((math.prod(shape[:-1]), shape[-1]))
-    return Entry(name, DTYPE_OF_FORMAT[fmt.name], shape, nbytes)
-
-
-def _expert_tensors(
-    layer: ExpertLayer, spelling: str
-) -> Iterator[tuple[str, tuple[int, ...], list[tuple[int, int]]]]:
-    """Name, shape and (expert, part) contents of each tensor of a layer's experts."""
-    ffn, hidden, experts = layer.intermediate_size, layer.hidden_size, range(layer.num_experts)
-    if spelling == "fused":
-        gate_up = [(expert, part) for expert in experts for part in (0, 1)]
-        yield f"{layer.prefix}.gate_up_proj", (len(experts), 2 * ffn, hidden), gate_up
-        down = [(expert, 2) for expert in experts]
-        yield f"{layer.prefix}.down_proj", (len(experts), hidden, ffn), down
+def _expert_tensors(model: RandomModel, layer: ExpertLayer) -> Iterator[tuple[Entry, Make]]:
+    """Each tensor of a layer's experts, and how its contents are made."""
+    ffn, hidden = layer.intermediate_size, layer.hidden_size
+    if model.spelling == "fused":
+        yield from _fused_tensors(model, layer, "gate_up_proj", (0, 1), (ffn, hidden))
+        yield from _fused_tensors(model, layer, "down_proj", (2,), (hidden, ffn))
         return
-    for expert in experts:
-        for part, tail in enumerate(_TAILS[spelling]):
+    for expert in range(layer.num_experts):
+        for part, stem in enumerate(_STEMS[model.spelling or ""]):
             shape = (hidden, ffn) if part == 2 else (ffn, hidden)
-            yield f"{layer.prefix}.{expert}.{tail}", shape, [(expert, part)]
+            for number, tensor in enumerate(model.stored(layer, shape)):
+                name = f"{layer.prefix}.{expert}.{stem}{tensor.tail}"
+                entry = Entry(name, tensor.dtype, tensor.shape, tensor.nbytes)
+                yield entry, partial(_one, expert, part, number)
+
+
+def _one(expert: int, part: int, number: int, experts: RandomExperts) -> Iterator[Bytes]:
+    yield experts.tensor(expert, part, number)
+
+
+def _fused_tensors(
+    model: RandomModel, layer: ExpertLayer, stem: str, parts: tuple[int, ...], shape: Shape
+) -> Iterator[tuple[Entry, Make]]:
+    """The tensors that hold a part, or gate and up, of all experts."""
+    for number, tensor in enumerate(model.stored(layer, shape)):
+        extents = (len(parts) * tensor.rows, *tensor.row)
+        # A family that stores floats `[E, in, out]` stores codes as everyone does.
+        turned = layer.transposed and model.format.is_plain and len(extents) == 2
+        shown = extents[::-1] if turned else extents
+        nbytes = layer.num_experts * len(parts) * tensor.nbytes
+        entry = Entry(
+            f"{layer.prefix}.{stem}{tensor.tail}",
+            tensor.dtype,
+            (layer.num_experts, *shown),
+            nbytes,
+        )
+        yield entry, partial(_joined, layer, parts, number, tensor, turned)
+
+
+def _joined(
+    layer: ExpertLayer,
+    parts: tuple[int, ...],
+    number: int,
+    tensor: StoredTensor,
+    turned: bool,
+    experts: RandomExperts,
+) -> Iterator[Bytes]:
+    """Expert by expert, rows of its parts one after another or alternating, perhaps transposed."""
+    item = tensor.row_nbytes // max(1, math.prod(tensor.row))
+    for expert in range(layer.num_experts):
+        rows = [
+            experts.tensor(expert, part, number).reshape(tensor.rows, -1, item) for part in parts
+        ]
+        joined = np.stack(rows, axis=1) if layer.interleaved else np.concatenate(rows)
+        joined = joined.reshape(-1, *rows[0].shape[1:])
+        if turned:
+            joined = joined.transpose(1, 0, 2)
+        yield np.ascontiguousarray(joined).reshape(-1)

@@ -7,18 +7,21 @@ amount, each part by its own, which costs a copy: no two have the same bytes, or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.checkpoint.record import RecordLayout
-from colibri.formats import PANEL_ROWS, Bytes, Format, IntegerFormat, Shape, padded
+from colibri.formats import F32, PANEL_ROWS, Bytes, Format, IntegerFormat, Shape, padded
+from colibri.kernels.api import ExpertPart
 
+BIAS_STD = 0.1
 _BASES = 2
+_STRIP = 16 << 20  # weights
 # Scales differ by up to this fraction, so that a kernel that mixes them up is caught.
-_SCALE_SPREAD = 0.2
+SCALE_SPREAD = 0.2
 _ZERO_NIBBLES = 0x88
 
 
@@ -28,48 +31,91 @@ def random_matrix(
     """A normal matrix `[N, K]` of that deviation, as resident bytes; zero from `drawn_rows` on."""
     drawn = shape[0] if drawn_rows is None else min(drawn_rows, shape[0])
     if not isinstance(fmt, IntegerFormat):
-        values = rng.standard_normal(shape, np.float32) * np.float32(std)
-        values[drawn:] = 0
-        return fmt.pack(fmt.encode(values), shape)
+        return _random_floats(fmt, shape, rng, std, drawn)
     rows, columns = padded(shape[0], PANEL_ROWS), padded(shape[1], fmt.group)
-    table, deviation = _code_table(fmt.bits)
+    table, deviation = code_table(fmt.bits)
     codes = table[rng.integers(0, 256, (rows, columns * fmt.bits // 8), np.uint8)]
     _clear(codes, (drawn, shape[1]), fmt.bits)
-    spread = rng.uniform(1 - _SCALE_SPREAD, 1 + _SCALE_SPREAD, (rows, columns // fmt.group))
+    spread = rng.uniform(1 - SCALE_SPREAD, 1 + SCALE_SPREAD, (rows, columns // fmt.group))
     scales = fmt.scale.encode((spread * (std / deviation)).astype(np.float32))
     stored = np.concatenate([codes.reshape(-1), scales.reshape(-1).view(np.uint8)])
     return fmt.pack(stored, shape)
 
 
+def _random_floats(
+    fmt: Format, shape: Shape, rng: np.random.Generator, std: float, drawn: int
+) -> Bytes:
+    """Plain floats in strips, so that no float32 copy of a large matrix is held."""
+    if not fmt.is_plain:
+        values = rng.standard_normal(shape, np.float32) * np.float32(std)
+        values[drawn:] = 0
+        return fmt.pack(fmt.encode(values), shape)
+    out, height = np.zeros(fmt.nbytes(shape), np.uint8), max(1, _STRIP // shape[1])
+    for first in range(0, drawn, height):
+        rows = min(height, drawn - first)
+        values = rng.standard_normal((rows, shape[1]), np.float32) * np.float32(std)
+        start, data = fmt.nbytes((first, shape[1])), fmt.encode(values)
+        out[start : start + data.size] = data
+    return out
+
+
+class Tensor(NamedTuple):
+    """A tensor of one part of an expert.
+
+    Attributes:
+        data: its bytes.
+        panel_nbytes: bytes that belong to eight rows of the part, 0 where none do.
+    """
+
+    data: Bytes
+    panel_nbytes: int
+
+
+# Part (0 gate, 1 up, 2 down), generator -> its tensors.
+Draw = Callable[[ExpertPart, np.random.Generator], list[Tensor]]
+
+
 class RandomExperts:
     """The experts of one layer, all different, each made by a copy."""
 
-    def __init__(self, layout: RecordLayout, num_experts: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        parts: Sequence[ExpertPart],
+        num_experts: int,
+        rng: np.random.Generator,
+        draw: Draw,
+    ) -> None:
         """Draw the bases; the same `rng` gives the same experts."""
-        self._parts = layout.parts
-        self._turns = [max(part.rows // PANEL_ROWS, 1) for part in layout.parts]
+        self._turns = [max(part.rows // PANEL_ROWS, 1) for part in parts]
         combinations = math.prod(self._turns)
         self._bases = [
-            [
-                random_matrix(part.format, (part.rows, part.columns), rng, part.columns**-0.5)
-                for part in layout.parts
-            ]
+            [draw(part, rng) for part in parts]
             for _ in range(max(min(_BASES, num_experts), -(-num_experts // combinations)))
         ]
         self._step = _coprime(round(combinations * (math.sqrt(5) - 1) / 2), combinations)
 
-    def matrices(self, expert: int) -> tuple[Bytes, Bytes, Bytes]:
-        """Gate, up and down as resident bytes."""
-        return self.matrix(expert, 0), self.matrix(expert, 1), self.matrix(expert, 2)
-
-    def matrix(self, expert: int, part: int) -> Bytes:
-        """Gate (0), up (1) or down (2) as resident bytes."""
-        number, base = divmod(expert, len(self._bases))
+    def tensor(self, expert: int, part: int, number: int = 0) -> Bytes:
+        """The bytes of a tensor of gate (0), up (1) or down (2)."""
+        turn, base = divmod(expert, len(self._bases))
         # Steps through all combinations of turns before one comes again.
-        by = number * self._step // math.prod(self._turns[:part]) % self._turns[part]
-        about = self._parts[part]
-        panel = about.format.panel_nbytes(about.columns)
-        return _turned(self._bases[base][part], panel, self._turns[part], by)
+        by = turn * self._step // math.prod(self._turns[:part]) % self._turns[part]
+        data, panel_nbytes = self._bases[base][part][number]
+        return _turned(data, panel_nbytes, self._turns[part], by)
+
+
+def resident_draw(biased: bool) -> Draw:
+    """Draws what a container holds of a part: the resident matrix, and its bias."""
+
+    def draw(part: ExpertPart, rng: np.random.Generator) -> list[Tensor]:
+        fmt, std = part.format, part.columns**-0.5
+        matrix = random_matrix(fmt, (part.rows, part.columns), rng, std)
+        found = [Tensor(matrix, fmt.panel_nbytes(part.columns))]
+        if biased:
+            bias = random_matrix(F32, (1, part.rows), rng, BIAS_STD)
+            found.append(Tensor(bias, PANEL_ROWS * 4))
+        return found
+
+    return draw
 
 
 def _turned(data: Bytes, panel_nbytes: int, count: int, by: int) -> Bytes:
@@ -78,7 +124,7 @@ def _turned(data: Bytes, panel_nbytes: int, count: int, by: int) -> Bytes:
     return np.concatenate([data[middle:end], data[:middle], data[end:]])
 
 
-def _code_table(bits: int) -> tuple[Bytes, float]:
+def code_table(bits: int) -> tuple[Bytes, float]:
     """256 stored bytes that, drawn evenly, hold normal codes; and the deviation of the codes."""
     codes = _normal_codes(bits)
     deviation = float(codes.std())

@@ -17,7 +17,7 @@ from colibri.formats.base import PANEL_ROWS, SCAN_E8M0, Bytes, Floats, Format, S
 from colibri.formats.panels import deinterleave, interleave, pair_nibbles
 
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+E2M1 = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
 # Halfway between neighbours; a tie goes to the even code (mantissa bit 0).
 _MIDDLES = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
 _BIAS, _LARGEST_EXPONENT, NAN_SCALE = 127, 254, 255
@@ -75,7 +75,7 @@ class MXFP4Format(Format):
         codes, scales = self.split(resident, shape)
         rows, columns = codes.shape
         with np.errstate(over="ignore"):
-            groups = _VALUES[codes].reshape(rows, -1, self.group) * power_of_two(scales)[..., None]
+            groups = E2M1[codes].reshape(rows, -1, self.group) * power_of_two(scales)[..., None]
         return np.ascontiguousarray(groups.reshape(rows, columns)[: shape[0], : shape[1]])
 
     def split(self, resident: Bytes, shape: Shape) -> tuple[Bytes, Bytes]:
@@ -126,7 +126,7 @@ def _best_exponents(groups: Floats) -> NDArray[np.uint8]:
     for down in (3, 2):
         exponents = np.clip(largest - down + _BIAS, 0, _LARGEST_EXPONENT).astype(np.uint8)
         values = _scaled(groups, exponents)
-        error = np.square(_VALUES[_round(values)] - values).sum(-1, dtype=np.float32)
+        error = np.square(E2M1[_round(values)] - values).sum(-1, dtype=np.float32)
         with np.errstate(over="ignore"):
             error = np.ldexp(error, 2 * (exponents.astype(np.int32) - exponents.max(initial=0)))
         better = error < least

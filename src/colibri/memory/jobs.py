@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import PAGE, ExpertLayerLayout
+from colibri.formats import SCAN_F32, Scan
 from colibri.formats.packing import FIELDS, Packing
 from colibri.kernels.api import Ints
 
@@ -176,7 +177,9 @@ def steps_of(packings: Sequence[Packing]) -> NDArray[np.int64]:
 
 
 def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:
-    """Where a record may not be finite: weights of float formats, scales of coded ones.
+    """Where a record may not be finite: weights of float formats, scales of coded ones, biases.
+
+    Biases that are packed were looked at then.
 
     Returns:
         Rows `[S, 6]`: the part, then the fields of its `Scan`.
@@ -186,4 +189,8 @@ def scans_of(layout: ExpertLayerLayout) -> NDArray[np.int64]:
         for number, part in enumerate(layout.parts)
         for scan in part.format.scans((part.rows, part.columns), part.panel_stride)
     ]
+    if layout.biases is not None and not layout.packings:
+        places = zip(layout.biases, layout.part_deltas, layout.parts, strict=True)
+        for number, (bias, start, part) in enumerate(places):
+            rows.append((number, *Scan(bias - start, 4 * part.rows, 0, 1, SCAN_F32)))
     return np.array(rows, np.int64).reshape(-1, 6)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from colibri.checkpoint.experts import ExpertIndex
+from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
 from colibri.errors import BudgetError, ColibriError, NumericsError, ReadError
+from colibri.formats.packing import PackKind
 from colibri.memory.jobs import Failure, Reason
 
 _NEXT_STEP = {
@@ -24,10 +25,9 @@ def read_error(index: ExpertIndex, row: int, expert: int, failure: Failure) -> C
     name = f"expert {expert} of layer {layout.layer}"
     place = f"{index.files[failure.file]}, byte {failure.offset}"
     if failure.reason == Reason.NOT_FINITE:
-        part = layout.parts[failure.part]
-        kind = "scale" if part.format.is_coded else "weight"
         return NumericsError(
-            f"{place}: {part.name} of {name} holds a {kind} that is not finite: "
+            f"{place}: {layout.parts[failure.part].name} of {name} holds a "
+            f"{_not_finite(layout, failure.part)}: "
             "the checkpoint is damaged; download or convert it again"
         )
     if failure.reason == Reason.CANCELLED:
@@ -37,6 +37,14 @@ def read_error(index: ExpertIndex, row: int, expert: int, failure: Failure) -> C
             f"{place}: reading {name} failed ({os.strerror(failure.error)}): check the drive"
         )
     return ReadError(f"{place}: reading {name} failed: {_NEXT_STEP[failure.reason]}")
+
+
+def _not_finite(layout: ExpertLayerLayout, part: int) -> str:
+    """What the checks of a landing look at in a part."""
+    fmt, bias = layout.parts[part].format, "" if layout.biases is None else " or bias"
+    if any(step.kind == PackKind.ENCODE and step.part == part for step in layout.packings):
+        return f"weight{bias} that is not finite, or too large for {fmt}"
+    return f"{'scale' if fmt.is_coded else 'weight'}{bias} that is not finite"
 
 
 def too_many(layer: int, wanted: int, num_idle: int, num_slots: int) -> BudgetError:

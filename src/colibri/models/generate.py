@@ -153,14 +153,10 @@ def generate(
 
     Raises:
         ConfigError, UnsupportedModelError: the config is not that of a known family, or an unknown
-            format, or experts with biases.
+            format.
         CheckpointError: the disk is too small, or the directory holds other files.
     """
     blueprint = Blueprint.of(config)
-    if any(layer.biased for layer in blueprint.expert_layers()):
-        raise UnsupportedModelError(
-            f"experts with biases, which {blueprint.family.model_type} has, are not made yet"
-        )
     fmt = get_format(experts)
     dense_format = fmt if fmt.is_plain else get_format(dense)
     tied = blueprint.config.tie_word_embeddings
@@ -171,11 +167,11 @@ def generate(
         layers=blueprint.expert_layers(),
         format=fmt,
         seed=seed,
+        spelling=(spelling or blueprint.family.spelling) if fmt.is_plain else None,
     )
     generate_checkpoint(
         directory,
         model,
-        spelling=spelling or blueprint.family.spelling,
         unrename=blueprint.family.unrename,
         shards=shards,
         progress=progress,

@@ -15,11 +15,13 @@ from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayer, index_experts
 from colibri.checkpoint.generate import SPELLINGS, RandomModel, RandomTensor, generate_checkpoint
 from colibri.checkpoint.index import INDEX_NAME, Checkpoint
-from colibri.checkpoint.random_weights import RandomExperts, random_matrix
+from colibri.checkpoint.quantization import Quantization
+from colibri.checkpoint.random_weights import RandomExperts, random_matrix, resident_draw
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.rename import Census
 from colibri.checkpoint.safetensors import read_tensor
-from colibri.errors import CheckpointError, IncompleteModelError
+from colibri.checkpoint.storage import take_matrix
+from colibri.errors import CheckpointError, IncompleteModelError, UnsupportedModelError
 from colibri.formats import BF16, F32, FORMATS, Format, IntegerFormat, get_format
 
 D, F, E = 64, 32, 10
@@ -27,13 +29,14 @@ INT4, INT8 = get_format("int4-g64"), get_format("int8-g32")
 LAYERS = [ExpertLayer(i, f"model.layers.{i}.mlp.experts", E, D, F) for i in (0, 3)]
 
 
-def model(experts: Format, seed: int = 0) -> RandomModel:
+def model(experts: Format, seed: int = 0, spelling: str | None = "per-expert") -> RandomModel:
     dense = experts if experts.is_plain else BF16
     tensors = [
         RandomTensor("model.norm.weight", (D,), dense, 0.1, mean=1.0),
         RandomTensor("lm_head.weight", (300, D), experts, 0.5, rows=260),
     ]
-    return RandomModel({"hidden_size": D}, "any", tensors, LAYERS, experts, seed)
+    named = spelling if experts.is_plain else None
+    return RandomModel({"hidden_size": D}, "any", tensors, LAYERS, experts, seed, named)
 
 
 def index_of(checkpoint: Checkpoint) -> ExpertIndex:
@@ -76,16 +79,64 @@ def test_the_seed_decides(fmt: Format, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings_hold_the_same_weights(spelling: str, shards: int, tmp_path: Path) -> None:
     generate_checkpoint(tmp_path / "plain", model(BF16))
-    generate_checkpoint(tmp_path / "to", model(BF16), spelling=spelling, shards=shards)
+    generate_checkpoint(tmp_path / "to", model(BF16, spelling=spelling), shards=shards)
     assert len(list((tmp_path / "to").glob("model*.safetensors"))) == shards
     assert (tmp_path / "to" / INDEX_NAME).exists() == (shards > 1)
     plain, spelled = (Checkpoint.open(tmp_path / name) for name in ("plain", "to"))
     assert all_experts(index_of(spelled)) == all_experts(index_of(plain))
 
 
+PUBLISHED = [
+    *((name, spelling) for name in ("f32", "f16", "bf16") for spelling in SPELLINGS),
+    *(("fp8-e4m3-b32", spelling) for spelling in SPELLINGS),
+    *(("int4-g32-bf16", spelling) for spelling in ("per-expert", "w1w3w2")),
+    *(("mxfp4", spelling) for spelling in SPELLINGS),
+]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("name", "spelling"), PUBLISHED)
+def test_published_storage_is_read(name: str, spelling: str, biased: bool, tmp_path: Path) -> None:
+    """Experts differ and have the deviations asked for, in the format and order of the family."""
+    fmt = get_format(name)
+    turned = spelling == "fused" and not fmt.name.startswith("fp8")
+    about = {"transposed": turned, "interleaved": turned, "biased": biased}
+    layers = [replace(layer, **about) for layer in LAYERS]
+    dense = fmt if fmt.name.startswith("fp8") else BF16
+    head = RandomTensor("lm_head.weight", (300, D), dense, 0.5, rows=260)
+    made = RandomModel({"hidden_size": D}, "any", [head], layers, fmt, 0, spelling)
+    generate_checkpoint(tmp_path / "to", made)
+    census = Census(Checkpoint.open(tmp_path / "to").tensors)
+    quantization = Quantization(block=(32, 32), group=32)
+    index = index_experts(census, layers, quantization)
+    matrix = take_matrix(census, "lm_head.weight", (300, D), quantization)
+    assert (matrix is not None) == (dense is not BF16)
+    if matrix is None:
+        census.take("lm_head.weight", (300, D))
+    assert census.finish(()) == ()
+    assert len({*all_experts(index)}) == 2 * E
+    layout = index.layers[0]
+    assert (layout.biases is not None) == biased
+    assert {part.format for part in layout.parts} == {fmt}
+    gate, up, down, *biases = read_expert(index, layout, 3)
+    for part, data in zip(layout.parts, (gate, up, down), strict=True):
+        found = fmt.decode(data, (part.rows, part.columns))
+        assert abs(found.std() * part.columns**0.5 - 1) < 0.25  # few blocks, whose scales differ
+    assert [bias.view("f4").std() > 0.05 for bias in biases] == [True] * 3 * biased
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"), [("int4-g64", "per-expert"), ("int4-g32-bf16", "fused")]
+)
+def test_what_nobody_publishes_is_refused(name: str, spelling: str, tmp_path: Path) -> None:
+    made = replace(model(get_format(name)), spelling=spelling, dense=[])
+    with pytest.raises(UnsupportedModelError, match=f"{name} is not published"):
+        generate_checkpoint(tmp_path / "to", made)
+
+
 def test_names_can_be_those_that_are_published(tmp_path: Path) -> None:
     unrename = [(".mlp.", ".sparse.")]
-    generate_checkpoint(tmp_path / "to", model(F32), spelling="w1w3w2", unrename=unrename)
+    generate_checkpoint(tmp_path / "to", model(F32, spelling="w1w3w2"), unrename=unrename)
     names = Checkpoint.open(tmp_path / "to").tensors
     assert "model.layers.3.sparse.experts.9.w2.weight" in names
 
@@ -116,8 +167,9 @@ def test_padding_of_random_matrices_is_zero(name: str, rows: int, columns: int) 
 @given(st.sampled_from(["bf16", "int4-g32"]), st.integers(1, 40), st.integers(1, 40))
 def test_experts_differ_in_any_shape(name: str, hidden: int, ffn: int) -> None:
     layout = RecordLayout.uniform(get_format(name), hidden * 4, ffn * 4)
-    experts = RandomExperts(layout, 50, np.random.default_rng(hidden))
-    found = {b"".join(m.tobytes() for m in experts.matrices(e)) for e in range(50)}
+    rng = np.random.default_rng(hidden)
+    experts = RandomExperts(layout.parts, 50, rng, resident_draw(biased=False))
+    found = {b"".join(experts.tensor(e, part).tobytes() for part in range(3)) for e in range(50)}
     assert len(found) == 50
 
 

@@ -55,17 +55,33 @@ def test_usual_shapes_fill_whole_pages() -> None:
     formats=st.tuples(*[st.sampled_from(sorted(FORMATS))] * 3),
     hidden=st.integers(1, 90),
     ffn=st.integers(1, 90),
+    biased=st.booleans(),
 )
 def test_any_layout_splits_into_what_was_assembled(
-    formats: tuple[str, str, str], hidden: int, ffn: int
+    formats: tuple[str, str, str], hidden: int, ffn: int, biased: bool
 ) -> None:
     shapes = ((ffn, hidden), (ffn, hidden), (hidden, ffn))
     gate, up, down = map(get_format, formats)
-    layout = RecordLayout.of((gate, up, down), shapes)
+    layout = RecordLayout.of((gate, up, down), shapes, biased=biased)
     assert RecordLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
     rng = np.random.default_rng(hidden * 100 + ffn)
     sizes = [fmt.resident_nbytes(s) for fmt, s in zip((gate, up, down), shapes, strict=True)]
+    sizes += [4 * rows for rows, _ in shapes] if biased else []
     parts = [rng.integers(0, 256, size, np.uint8) for size in sizes]
-    record = layout.assemble(parts[0], parts[1], parts[2])
+    record = layout.assemble(*parts)
     assert record.size == layout.nbytes
     assert [p.tobytes() for p in layout.split(record)] == [p.tobytes() for p in parts]
+
+
+def test_biases_are_of_all_parts_or_of_none() -> None:
+    whole = RecordLayout.uniform(INT4, 64, 24, biased=True)
+    assert whole.biases is not None
+    assert all(place % 64 == 0 for place in whole.biases)
+    assert whole.biases[2] + 4 * 64 <= whole.nbytes
+    described = whole.to_json()
+    assert [part["name"] for part in described[3:]] == [
+        f"{name}.bias" for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+    for broken in (described[:5], [*described[:5], {**described[5], "shape": [63]}]):
+        with pytest.raises(ValueError, match="biases"):
+            RecordLayout.from_json(broken)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from colibri.checkpoint.container_manifest import MANIFEST, PROGRESS
 from colibri.cli.main import app
 from colibri.models.family import Family
-from tests.tiny import PLAIN, each_written, write_tiny
+from tests.tiny import PLAIN, each_family, write_tiny
 
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -51,7 +51,7 @@ def stopped(after: int, number: int, *arguments: str) -> "subprocess.CompletedPr
     )
 
 
-@each_written
+@each_family
 def test_a_family_converts_runs_and_verifies(family: Family, tmp_path: Path) -> None:
     source, made = write_tiny(tmp_path / "from", family), tmp_path / "to"
     result = coli("convert", source, made, "--dense", "int8-g64", "--json")

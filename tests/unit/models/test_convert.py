@@ -2,17 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from colibri import LLM
 from colibri.checkpoint.index import Checkpoint
-from colibri.errors import UnsupportedModelError
+from colibri.errors import NumericsError, UnsupportedModelError
+from colibri.models.blueprint import Blueprint
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from colibri.models.family import Family
-from tests.tiny import PLAIN, each_biased, each_written, write_tiny
+from tests.tiny import PLAIN, each_family, each_sparse, write_tiny
 
 
-@each_written
+@each_family
 def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     write_tiny(tmp_path / "from", family)
     convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g32", dense="int8-g64")
@@ -21,17 +24,31 @@ def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     assert description.checkpoint.container.family == family.model_type
     for layer in description.experts.layers:
         assert {part.format.name for part in layer.parts} == {"int4-g32"}
+    biased = [layer.biased for layer in description.blueprint.expert_layers()]
+    assert [layer.biases is not None for layer in description.experts.layers] == biased
     for tensor in description.dense:
         coded = tensor.parameter.kind in ("matrix", "embedding")
         assert tensor.stored.name == ("int8-g64" if coded else "f32")
 
 
-@each_biased
-def test_experts_with_biases_are_refused(family: Family, tmp_path: Path) -> None:
-    write_tiny(tmp_path / "from", family)
-    with pytest.raises(UnsupportedModelError, match="experts with biases"):
-        convert_model(tmp_path / "from", tmp_path / "to")
-    assert not (tmp_path / "to").exists()
+@each_sparse
+def test_biases_are_looked_at_as_they_land(family: Family, tmp_path: Path) -> None:
+    if not any(layer.biased for layer in Blueprint.of(family.tiny_config()).expert_layers()):
+        return
+    convert_model(write_tiny(tmp_path / "from", family), tmp_path / "to")
+    description = Description.of(Checkpoint.open(tmp_path / "to"))
+    layout = description.experts.layers[0]
+    assert layout.biases is not None
+    read = description.experts.reads(layout.layer, 1)[0]
+    with description.experts.files[read.file].open("r+b") as file:
+        file.seek(read.offset + layout.biases[2])
+        file.write(np.float32(np.nan).tobytes())
+    for kernels in ("auto", "reference"):
+        with (
+            LLM.open(tmp_path / "to", verify_reads=False, kernels=kernels, warm_start=False) as llm,
+            pytest.raises(NumericsError, match=r"down_proj of expert 1 .* holds a scale or bias"),
+        ):
+            llm.logits(np.arange(100, dtype=np.int32))
 
 
 def test_without_a_dense_format_dense_tensors_stay(tmp_path: Path) -> None:

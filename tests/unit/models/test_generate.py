@@ -13,12 +13,12 @@ from colibri.models.blueprint import Blueprint
 from colibri.models.description import Description
 from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config, shape_names
-from tests.tiny import PLAIN, SPARSE, each_biased, each_family, each_written
+from tests.tiny import PLAIN, SPARSE, each_family
 
 ROOT = Path(__file__).parents[3]
 
 
-@each_written
+@each_family
 @pytest.mark.parametrize("fmt", ["bf16", "int8-g32"])
 def test_a_tiny_checkpoint_passes_the_census(family: Family, fmt: str, tmp_path: Path) -> None:
     config = shape_config(family, "tiny")
@@ -30,7 +30,7 @@ def test_a_tiny_checkpoint_passes_the_census(family: Family, fmt: str, tmp_path:
     assert json.loads((tmp_path / "to" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-@each_written
+@each_family
 @pytest.mark.parametrize("spelling", ["per-expert", "w1w3w2", "fused"])
 def test_every_spelling_passes_the_census(family: Family, spelling: str, tmp_path: Path) -> None:
     config = shape_config(family, "tiny", 2)
@@ -45,13 +45,6 @@ def test_every_shape_is_a_config_of_every_family(family: Family, shape: str) -> 
     blueprint = Blueprint.of(shape_config(family, shape, 3))
     assert blueprint.config.num_hidden_layers == 3
     assert blueprint.expert_layers() or family not in SPARSE
-
-
-@each_biased
-def test_experts_with_biases_are_not_made(family: Family, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="experts with biases"):
-        generate(tmp_path / "to", shape_config(family, "tiny"))
-    assert not (tmp_path / "to").exists()
 
 
 def test_an_unknown_shape_is_refused() -> None:
