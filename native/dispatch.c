@@ -80,6 +80,11 @@ int32_t colibri_attention_step(colibri_context *ctx, const colibri_attention *la
     return ctx->table->attention_step(ctx, layer, x, batch, kv, y);
 }
 
+int32_t colibri_attend(colibri_context *ctx, const colibri_attention *layer, const colibri_heads *heads, const colibri_batch *batch,
+                       const colibri_kv *kv, float *out) {
+    return ctx->table->attend(ctx, layer, heads, batch, kv, out);
+}
+
 int32_t colibri_latent_step(colibri_context *ctx, const colibri_latent *layer, const float *x, const colibri_batch *batch,
                             const colibri_latent_state *state, float *y) {
     return ctx->table->latent_step(ctx, layer, x, batch, state, y);

@@ -75,6 +75,7 @@ const colibri_table TABLE_NAME(ISA) = {
     .embed = embed,
     .matmul = matmul,
     .attention_step = attention_step,
+    .attend = attend_heads,
     .latent_step = latent_step,
     .ffn_step = ffn_step,
     .route_step = route_step,

@@ -5,7 +5,7 @@
 #include "kern_linear.h"
 #include "kern_mix.h"
 
-enum { BLOCK = 64, SPLIT = 1024, QUERIES = 16 /* that meet a block at once */, PART_ROWS = 96 };
+enum { BLOCK = 64, SPLIT = 1024, QUERIES = 16 /* that meet a block at once */, PART_ROWS = 96, MOST_RELATIVE = 64 /* rank of relative biases */ };
 
 typedef struct {
     const colibri_attention *layer;
@@ -15,6 +15,10 @@ typedef struct {
     float *mixed;     /* [rows, H hd] what attention found */
     float *parts;     /* [PART_ROWS, H hd] splits that wait to be combined */
     float *pairs;     /* [rows, H, 2 hd] q and gate of each head where there are gates; or NULL */
+    const float *relative;    /* [rows, H, rank] what relative biases are made of, or NULL */
+    const float *temperature; /* [rows] which multiplies scores, or NULL */
+    const int32_t *selected;  /* [rows, most_selected] ascending, then -1, or NULL */
+    int64_t most_selected;
     float *states;    /* [rows, H, 2] max and sum of `mixed` so far */
     int64_t first_split, num_splits;
 } attention_job;
@@ -79,22 +83,61 @@ typedef struct {
     int64_t rows[QUERIES], heads[QUERIES], first[QUERIES], last[QUERIES];
     softmax s[QUERIES];
     float q[QUERIES * WEIGHT_STRIDE]; /* [num, hd] times the scale and log2 e */
+    float r[QUERIES * MOST_RELATIVE]; /* [num, rank] times log2 e */
 } bunch;
 
 static void multiply_by(const uint8_t *scales, float *p) {
     for (int j = 0; j < BLOCK; j += 16) vf16_store(p + j, vf16_mul(vf16_f32(p + j), vf16_f32(scales + 4 * j)));
 }
 
-/* Scores [64] of one query, of which places [from, to] count, become weights; the rest zero. */
-static void weigh_keys(float *p, int from, int to, softmax *s, int64_t hd) {
-    for (int j = 0; j < from; j++) p[j] = -__builtin_inff();
-    for (int j = to + 1; j < BLOCK; j++) p[j] = -__builtin_inff();
+/* For each place of the block at `start` the weights [rank, 64] of its distance from `position`; 0 where all are beyond the extent. */
+static int take_distances(const colibri_attention *layer, int64_t position, int64_t start, float *near) {
+    const int64_t far = position - start, extent = layer->relative_extent; /* place j is `far - j` away */
+    const int64_t from = far >= extent ? far - extent + 1 : 0, to = far < BLOCK ? far : BLOCK - 1;
+    if (from > to) return 0;
+    memset(near, 0, (size_t)layer->relative_rank * BLOCK * sizeof *near);
+    for (int64_t i = 0; i < layer->relative_rank; i++) {
+        const float *weight = layer->relative + i * extent + far;
+        for (int64_t j = from; j <= to; j++) near[i * BLOCK + j] = weight[-j];
+    }
+    return 1;
+}
+
+/* Adds a bias to each score [64]: one chain over the rank, ascending. */
+static void add_relative(int64_t rank, const float *r, const float *near, float *p) {
+    for (int j = 0; j < BLOCK; j += 16) {
+        vf16 bias = vf16_zero();
+        for (int64_t i = 0; i < rank; i++) bias = vf16_fma(vf16_set1(r[i]), vf16_f32(near + i * BLOCK + j), bias);
+        vf16_store(p + j, vf16_add(vf16_f32(p + j), bias));
+    }
+}
+
+/* The places of the block at `start` whose positions lie in [from, to] and are seen by query i, as bits. */
+static uint64_t seen_places(const attention_job *job, const bunch *b, int i, int64_t start, int64_t from, int64_t to) {
+    from = (b->first[i] > from ? b->first[i] : from) - start, to = (b->last[i] < to ? b->last[i] : to) - start;
+    if (from > to) return 0;
+    const uint64_t all = (~0ull >> (63 - to)) & (~0ull << from);
+    if (!job->selected) return all;
+    const int32_t *row = job->selected + b->rows[i] * job->most_selected;
+    int64_t low = 0, high = job->most_selected; /* the first that is not before the block */
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (row[middle] >= 0 && row[middle] < start) low = middle + 1;
+        else high = middle;
+    }
+    uint64_t chosen = 0;
+    for (; low < job->most_selected && row[low] >= 0 && row[low] < start + BLOCK; low++) chosen |= 1ull << (row[low] - start);
+    return all & chosen;
+}
+
+/* Scores [64] of one query, of which the places `seen` count, become weights; the rest zero. */
+static void weigh_keys(float *p, uint64_t seen, softmax *s, int64_t hd) {
+    for (int j = 0; seen != ~0ull && j < BLOCK; j++) p[j] = seen >> j & 1 ? p[j] : -__builtin_inff();
     vf16 most = vf16_set1(s->max);
     for (int j = 0; j < BLOCK; j += 16) most = vf16_max(vf16_f32(p + j), most);
     const float max = vf16_most(most);
     for (int j = 0; j < BLOCK; j++) p[j] = exp2_falling(p[j] - max);
-    for (int j = 0; j < from; j++) p[j] = 0.0f;
-    for (int j = to + 1; j < BLOCK; j++) p[j] = 0.0f;
+    for (int j = 0; seen != ~0ull && j < BLOCK; j++) p[j] = seen >> j & 1 ? p[j] : 0.0f;
     vf16 sums = vf16_f32(p);
     for (int j = 16; j < BLOCK; j += 16) sums = vf16_add(sums, vf16_f32(p + j));
     if (max != s->max) {
@@ -136,16 +179,24 @@ static void attend_block(const attention_job *job, bunch *b, int64_t start, int6
     const uint8_t *k = keys + h * head_nbytes(job), *v = values + h * head_nbytes(job);
     const uint8_t *next = to < last ? key_of(job, b->rows[0], to + 1) + h * head_nbytes(job) : v;
     const int is_int8 = job->kv->format == INT8_ROWS_CODE;
-    float p[QUERIES * WEIGHT_STRIDE], *scores[QUERIES];
-    int begin[QUERIES], end[QUERIES];
-    for (int i = 0; i < b->num; i++) scores[i] = p + i * WEIGHT_STRIDE;
+    float p[QUERIES * WEIGHT_STRIDE], near[MOST_RELATIVE * BLOCK], *scores[QUERIES];
+    int begin[QUERIES], end[QUERIES], is_near = 0;
+    uint64_t seen[QUERIES], any = 0;
+    for (int i = 0; i < b->num; i++) {
+        const int same = i > 0 && b->rows[i] == b->rows[i - 1];
+        any |= seen[i] = same ? seen[i - 1] : seen_places(job, b, i, start, from, to);
+        begin[i] = seen[i] ? __builtin_ctzll(seen[i]) : 0, end[i] = seen[i] ? 63 - __builtin_clzll(seen[i]) : -1;
+        scores[i] = p + i * WEIGHT_STRIDE;
+    }
+    if (!any) return;
     const mix scoring = {k, BLOCK * size, hd, (from - start) / 32 * 32, (to - start) / 32 * 32 + 32, v, 1};
     mix_rows(job->kv->format, &scoring, b->q, scores, b->num);
     for (int i = 0; i < b->num; i++) {
-        begin[i] = (int)((b->first[i] > from ? b->first[i] : from) - start), end[i] = (int)((b->last[i] < to ? b->last[i] : to) - start);
-        if (begin[i] > end[i]) continue;
+        if (!seen[i]) continue;
         if (is_int8) multiply_by(scales_of(job, keys, h), scores[i]);
-        weigh_keys(scores[i], begin[i], end[i], &b->s[i], hd);
+        if (job->relative && (i == 0 || b->rows[i] != b->rows[i - 1])) is_near = take_distances(job->layer, b->last[i], start, near);
+        if (is_near) add_relative(job->layer->relative_rank, b->r + i * MOST_RELATIVE, near, scores[i]);
+        weigh_keys(scores[i], seen[i], &b->s[i], hd);
         if (is_int8) multiply_by(scales_of(job, values, h), scores[i]);
     }
     add_values(job->kv->format, (mix){v, hd * size, 0, 0, hd, next, 0}, b, p, begin, end);
@@ -167,8 +218,9 @@ static void attend_split(const attention_job *job, bunch *b, int64_t split) {
     for (int i = 0; i < b->num; i++) mix_settle(job->kv->format, b->s[i].o, job->layer->head_dim);
 }
 
-/* Combines the next split into what the splits before it found. */
+/* Combines the next split into what the splits before it found; one of which nothing is seen changes nothing. */
 static void combine(softmax *all, const softmax *next, int64_t hd) {
+    if (next->max == -__builtin_inff()) return;
     const float max = next->max > all->max ? next->max : all->max;
     const float a = exp2_falling(all->max - max), b = exp2_falling(next->max - max);
     all->sum = __builtin_fmaf(next->sum, b, all->sum * a);
@@ -217,15 +269,18 @@ static place place_of(const attention_job *job, int64_t i) {
 static void take_bunch(const attention_job *job, place *at, bunch *b) {
     const int64_t hd = job->layer->head_dim;
     const int32_t member = job->batch->members[at->row];
-    const float scale = job->layer->scale * LOG2_E; /* the softmax is one of powers of two */
+    const int64_t rank = job->relative ? job->layer->relative_rank : 0;
     b->num = 0, b->kv_head = at->kv_head;
     for (; at->rows > 0 && job->batch->members[at->row] == member; at->row++, at->rows--) {
         for (int64_t h = at->head; h < at->head + at->heads; h++, b->num++) {
-            const float *q = job->q + (at->row * job->layer->num_heads + h) * hd;
+            const int64_t query = at->row * job->layer->num_heads + h;
+            const float heat = job->temperature ? LOG2_E * job->temperature[at->row] : LOG2_E; /* the softmax is one of powers of two */
+            const float scale = job->layer->scale * heat, *q = job->q + query * hd;
             float *to = b->q + b->num * WEIGHT_STRIDE;
             b->rows[b->num] = at->row, b->heads[b->num] = h;
             b->first[b->num] = first_key(job, at->row), b->last[b->num] = job->batch->positions[at->row];
             for (int64_t d = 0; d < hd; d++) to[d] = q[d] * scale;
+            for (int64_t i = 0; i < rank; i++) b->r[b->num * MOST_RELATIVE + i] = job->relative[query * rank + i] * heat;
         }
     }
 }

@@ -119,4 +119,21 @@ static int32_t attention_step(colibri_context *ctx, const colibri_attention *lay
     return COLIBRI_OK;
 }
 
+/* The same without projections, which the caller makes. */
+static int32_t attend_heads(colibri_context *ctx, const colibri_attention *layer, const colibri_heads *heads, const colibri_batch *batch,
+                            const colibri_kv *kv, float *out) {
+    const int64_t rows = batch->rows, hd = layer->head_dim, q_width = layer->num_heads * hd;
+    bump b = bump_of(ctx);
+    float *q = layer->gated ? take_floats(&b, rows * q_width) : heads->q, *parts = take_floats(&b, PART_ROWS * q_width);
+    if (!fits(&b)) return COLIBRI_WORKSPACE;
+    attention_job job = {.layer = layer, .batch = batch, .kv = kv, .q = q, .k = heads->k, .v = heads->v, .mixed = out, .parts = parts};
+    job.pairs = layer->gated ? heads->q : NULL, job.relative = heads->relative, job.temperature = heads->temperature;
+    job.selected = heads->selected, job.most_selected = heads->most_selected;
+    if (hd > MOST_HEAD_DIM || layer->relative_rank > MOST_RELATIVE || (ctx->where = bad_row(&job)) >= 0) return COLIBRI_ARGUMENT;
+    pool_run(ctx->pool, finish_projections, &job, rows, pool_grain(ctx->pool, rows, BLOCK));
+    attend_all(ctx, &job);
+    if (layer->gated) pool_run(ctx->pool, gate_rows, &job, rows, 1);
+    return COLIBRI_OK;
+}
+
 #endif

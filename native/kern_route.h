@@ -9,7 +9,7 @@ enum { MOST_GROUPS = 64 };
 typedef struct {
     const colibri_router *layer;
     colibri_routing *routing;
-    float *probabilities; /* [rows, E] logits, then probabilities */
+    float *probabilities; /* [rows, E + shared experts] logits, then probabilities */
     float *choice;        /* [rows, E] what experts are chosen by */
     int32_t *bad;         /* [rows] */
 } route_job;
@@ -63,9 +63,11 @@ static float group_score(float *x, int64_t n, int32_t top) {
     return sum;
 }
 
+static int64_t num_routed(const colibri_router *layer) { return layer->gate.rows - layer->num_shared; }
+
 /* All but the best groups become -inf. */
 static void keep_groups(const colibri_router *layer, float *choice) {
-    const int64_t num = layer->num_groups, size = layer->gate.rows / num;
+    const int64_t num = layer->num_groups, size = num_routed(layer) / num;
     float scores[MOST_GROUPS];
     int32_t kept[MOST_GROUPS];
     uint8_t is_kept[MOST_GROUPS] = {0};
@@ -75,34 +77,35 @@ static void keep_groups(const colibri_router *layer, float *choice) {
     for (int64_t i = 0; i < num * size; i++) choice[i] = is_kept[i / size] ? choice[i] : -__builtin_inff();
 }
 
-static void weigh(const colibri_router *layer, const float *probabilities, const int32_t *ids, float *weights) {
+static float weight_of(const colibri_router *layer, float probability, float sum) {
+    return (layer->normalize ? probability / (sum + layer->epsilon) : probability) * layer->factor;
+}
+
+static void weigh(const colibri_router *layer, const float *probabilities, const int32_t *ids, float *weights, float *shared) {
     const int32_t A = layer->num_experts_per_tok;
+    const float *of_shared = probabilities + num_routed(layer);
     float sum = 0.0f;
-    for (int32_t a = 0; a < A; a++) {
-        weights[a] = probabilities[ids[a]];
-        sum += weights[a];
-    }
-    for (int32_t a = 0; a < A; a++) {
-        if (layer->normalize) weights[a] /= sum + layer->epsilon;
-        weights[a] *= layer->factor;
-    }
+    for (int32_t a = 0; a < A; a++) sum += probabilities[ids[a]];
+    for (int32_t s = 0; s < layer->num_shared; s++) sum += of_shared[s];
+    for (int32_t a = 0; a < A; a++) weights[a] = weight_of(layer, probabilities[ids[a]], sum);
+    for (int32_t s = 0; s < layer->num_shared; s++) shared[s] = weight_of(layer, of_shared[s], sum);
 }
 
 static void route_rows(void *arg, int64_t begin, int64_t end) {
     const route_job *job = arg;
     const colibri_router *layer = job->layer;
-    const int64_t E = layer->gate.rows, A = layer->num_experts_per_tok;
+    const int64_t E = num_routed(layer), A = layer->num_experts_per_tok, S = layer->num_shared;
     for (int64_t t = begin; t < end; t++) {
-        float *p = job->probabilities + t * E, *choice = job->choice + t * E;
+        float *p = job->probabilities + t * (E + S), *choice = job->choice + t * E;
         int32_t *ids = job->routing->ids + t * A;
-        job->bad[t] = !finite_row(p, E);
+        job->bad[t] = !finite_row(p, E + S);
         if (job->bad[t]) continue;
-        if (layer->scoring == COLIBRI_SIGMOID) sigmoid_row(p, E);
-        else softmax_row(p, E);
+        if (layer->scoring == COLIBRI_SIGMOID) sigmoid_row(p, E + S);
+        else softmax_row(p, E + S);
         for (int64_t e = 0; e < E; e++) choice[e] = layer->bias ? p[e] + layer->bias[e] : p[e];
         if (layer->num_groups > 1) keep_groups(layer, choice);
         take_largest(choice, E, (int32_t)A, ids);
-        weigh(layer, p, ids, job->routing->weights + t * A);
+        weigh(layer, p, ids, job->routing->weights + t * A, job->routing->shared + t * S);
     }
 }
 
@@ -131,10 +134,10 @@ static route_memory take_route(bump *b, const float *hidden, int64_t rows, int64
 }
 
 static int32_t route_step(colibri_context *ctx, const colibri_router *layer, const float *x, colibri_routing *routing) {
-    const int64_t rows = routing->rows, E = layer->gate.rows, D = layer->gate.columns;
+    const int64_t rows = routing->rows, E = num_routed(layer), D = layer->gate.columns;
     const colibri_matrix *const gate[1] = {&layer->gate};
     bump b = bump_of(ctx);
-    const route_memory m = take_route(&b, routing->hidden, rows, D, E, top_code(ctx), groups_needed(ctx, gate, 1));
+    const route_memory m = take_route(&b, routing->hidden, rows, D, layer->gate.rows, top_code(ctx), groups_needed(ctx, gate, 1));
     if (!fits(&b)) return COLIBRI_WORKSPACE;
     if (layer->num_experts_per_tok > E || layer->num_groups > MOST_GROUPS || layer->group_top > 16) return COLIBRI_ARGUMENT;
     norm_input(ctx, &m.in, &layer->norm, x, routing->hidden, rows);

@@ -9,6 +9,7 @@ struct colibri_table {
     int32_t (*embed)(colibri_context *, const colibri_matrix *, const int32_t *, int32_t, float *);
     int32_t (*matmul)(colibri_context *, const colibri_matrix *, const float *, int32_t, float *);
     int32_t (*attention_step)(colibri_context *, const colibri_attention *, const float *, const colibri_batch *, const colibri_kv *, float *);
+    int32_t (*attend)(colibri_context *, const colibri_attention *, const colibri_heads *, const colibri_batch *, const colibri_kv *, float *);
     int32_t (*latent_step)(colibri_context *, const colibri_latent *, const float *, const colibri_batch *, const colibri_latent_state *, float *);
     int32_t (*ffn_step)(colibri_context *, const colibri_ffn *, const float *, int32_t, float *);
     int32_t (*route_step)(colibri_context *, const colibri_router *, const float *, colibri_routing *);

@@ -7,6 +7,7 @@ library agree on them exactly.
 
 from __future__ import annotations
 
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,21 @@ def _separate(
     }
 
 
+def stacked(tensors: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+    """Matrices that the family publishes in a stack, in one."""
+    for division in family.divide:
+        if len(division.ours) > 1:
+            continue
+        before, behind = map(re.escape, division.ours[0].split("{}"))
+        stacks: dict[str, dict[int, str]] = {}
+        for name in tensors:
+            if found := re.fullmatch(rf"(.*){before}(\d+){behind}", name):
+                stacks.setdefault(found[1] + division.theirs, {})[int(found[2])] = name
+        for whole, parts in stacks.items():
+            tensors[whole] = np.stack([tensors.pop(parts[i]) for i in sorted(parts)])
+    return tensors
+
+
 def write_tiny(
     directory: Path,
     family: Family,
@@ -148,6 +164,7 @@ def write_tiny(
     tensors = dense_tensors(blueprint, seed) | expert_tensors(
         blueprint, spelling or family.spelling, seed
     )
+    tensors = stacked(tensors, family)
     for ours, theirs in family.unrename:
         tensors = {name.replace(ours, theirs): value for name, value in tensors.items()}
     save_hf(directory, config, tensors, shards=shards, dtype=dtype)

@@ -22,6 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from colibri.models.blueprint import Blueprint  # noqa: E402
 from colibri.models.family import Family  # noqa: E402
 from colibri.models.registry import all_families  # noqa: E402
 from tests.tiny import write_tiny  # noqa: E402
@@ -118,7 +119,7 @@ def golden_of(model: Any, ids: np.ndarray[Any, Any]) -> dict[str, Any] | None:
 def make(family: Family, directory: Path) -> dict[str, Any]:
     """The golden of the first prompt with safe margins."""
     model = load_oracle(write_tiny(directory, family))
-    vocab_size = family.tiny_config()["vocab_size"]
+    vocab_size = Blueprint.of(family.tiny_config()).config.num_ids
     for trial in range(TRIALS):
         ids = np.random.RandomState(trial).randint(3, vocab_size, PROMPT).astype(np.int32)
         if (found := golden_of(model, ids)) is not None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from colibri.formats import BF16, F16, F32, FORMATS, INT8_ROWS, Floats
 from colibri.kernels.api import Ints
 from colibri.kernels.latent import LatentAttention, LatentCache
-from colibri.kernels.reference import rotate
+from colibri.kernels.reference_heads import rotate
 from colibri.kernels.reference_latent import read_plane
 from colibri.kernels.reference_math import rms_norm, softmax
 from tests.kernels.builders import (

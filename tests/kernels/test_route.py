@@ -166,3 +166,43 @@ def test_routers_that_contradict_themselves_are_refused(options: dict[str, Any])
     layer = router(rng, F32, 16, 8, 3, False, **options)
     with pytest.raises(ValueError, match=r"experts|bias"):
         native().route_step(layer, gaussian(rng, 1, 16))
+
+
+@settings(max_examples=examples(30))
+@given(
+    num=st.integers(1, 20),
+    shared=st.integers(1, 4),
+    tokens=st.sampled_from(TOKENS),
+    scoring=st.sampled_from(["sigmoid", "softmax"]),
+    normalize=st.booleans(),
+    data=st.data(),
+)
+def test_shared_experts_are_weighed_but_not_chosen(
+    num: int,
+    shared: int,
+    tokens: int,
+    scoring: Literal["sigmoid", "softmax"],
+    normalize: bool,
+    data: Any,
+) -> None:
+    rng = generator(data.draw(st.integers(0, 2**32 - 1)))
+    active, options = data.draw(st.integers(1, num)), {"scoring": scoring, "factor": 2.5}
+    layer = router(
+        rng, F32, 40, num + shared, active, normalize, num_shared=shared,
+        bias=gaussian(rng, num), **options,
+    )  # fmt: skip
+    x = gaussian(rng, tokens, 40)
+    wanted, found = REFERENCE.route_step(layer, x), native("float32").route_step(layer, x)
+    assert found.shared is not None
+    assert wanted.shared is not None
+    assert found.ids.max() < num
+    assert_close(found.weights, wanted.weights, 1e-4)
+    assert_close(found.shared, wanted.shared, 1e-4)
+    if normalize:
+        total = found.weights.sum(axis=1) + found.shared.sum(axis=1)
+        np.testing.assert_allclose(total, 2.5, rtol=1e-5)
+    for kernels in variants("float32"):
+        again = kernels.route_step(layer, x)
+        assert again.shared is not None
+        assert_same_bits(again.weights, found.weights)
+        assert_same_bits(again.shared, found.shared)

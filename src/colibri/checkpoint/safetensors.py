@@ -7,10 +7,11 @@ shape and dtype ask for, and follow the one before without hole or overlap.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ class TensorSpec:
         file: the file that holds it.
         offset: its first byte, counted from the start of the file.
         nbytes: its bytes.
+        skip: bytes between one of its rows and the next, which belong to others.
     """
 
     name: str
@@ -56,6 +58,22 @@ class TensorSpec:
     file: Path
     offset: int
     nbytes: int
+    skip: int = 0
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row, the last axis."""
+        return self.nbytes // max(1, math.prod(self.shape[:-1]))
+
+    @property
+    def extent(self) -> int:
+        """Bytes from its first to the first of what follows, skipped ones among them."""
+        return self.nbytes + self.skip * math.prod(self.shape[:-1])
+
+    @property
+    def end(self) -> int:
+        """Where in the file its last byte ends."""
+        return self.offset + self.extent - self.skip
 
 
 def read_header(path: Path) -> dict[str, TensorSpec]:
@@ -95,6 +113,9 @@ def read_into(spec: TensorSpec, out: NDArray[np.uint8]) -> None:
     Raises:
         CheckpointError: the file cannot be read, or has become shorter than its header was.
     """
+    if spec.skip:
+        _read_rows(spec, out)
+        return
     view, done = out.data, 0
     try:
         with spec.file.open("rb", buffering=0) as file:
@@ -108,6 +129,14 @@ def read_into(spec: TensorSpec, out: NDArray[np.uint8]) -> None:
     except OSError as problem:
         at = f"{spec.file}: tensor {spec.name!r} at byte {spec.offset + done}"
         raise CheckpointError(f"{at} cannot be read: {problem.strerror}") from None
+
+
+def _read_rows(spec: TensorSpec, out: NDArray[np.uint8]) -> None:
+    """Read rows and what lies between, and keep the rows."""
+    row, nbytes = spec.row_nbytes, spec.end - spec.offset
+    whole = np.empty(nbytes + spec.skip, np.uint8)  # the last row has nothing behind it
+    read_into(replace(spec, nbytes=nbytes, skip=0), whole[:nbytes])
+    out.reshape(-1, row)[:] = whole.reshape(-1, row + spec.skip)[:, :row]
 
 
 def _read_raw_header(path: Path) -> tuple[bytes, int]:
@@ -209,13 +238,13 @@ def _check_length(spec: TensorSpec) -> None:
         size = spec.file.stat().st_size
     except OSError as problem:
         raise CheckpointError(f"{spec.file}: cannot be read: {problem.strerror}") from None
-    if size < spec.offset + spec.nbytes:
+    if size < spec.end:
         _short(spec, size)
 
 
 def _short(spec: TensorSpec, size: int) -> NoReturn:
     raise CheckpointError(
-        f"{spec.file}: tensor {shown(spec.name)}: wanted bytes up to {spec.offset + spec.nbytes},"
+        f"{spec.file}: tensor {shown(spec.name)}: wanted bytes up to {spec.end},"
         f" found the end of the file at {size}; it has changed since its header was read"
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
+from colibri.kernels.heads import HeadKernels, Heads
 from colibri.kernels.latent import NO_LATENTS, LatentKernels, LatentLimits
 from colibri.kernels.recurrent_api import RecurrentKernels, RowKernels
 
@@ -63,36 +64,15 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """Grouped-query attention with its input norm; head h reads K/V head `h // (H / K)`.
-
-    Order of work on q and k: projection (+ bias), norm, clip, rope. `q_norm` and `k_norm` weigh one
-    head (`[head_dim]`) or the whole projection (`[H * head_dim]`); the shape says which.
-    `rotary_dim` leading dims of a head are rotated, paired `i, i + rotary_dim/2` ("half") or `2i,
-    2i + 1` ("pair"). A `window` W lets position i see `i - W < j <= i`. `sinks [H]` are scores
-    without a value: they only take part in the softmax of their head. Where it is `gated`, `q_proj`
-    gives each head its q, then a gate of the same width, and the mixed values are multiplied by the
-    gate's sigmoid before `o_proj`.
-    """
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Attention(Heads):
+    """Grouped-query attention with its input norm and projections, which come with their biases."""
 
     norm: Norm
     q_proj: Matrix
     k_proj: Matrix
     v_proj: Matrix
     o_proj: Matrix
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    rotary_dim: int
-    rope_pairing: Literal["half", "pair"] = "half"
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    clip: float | None = None
-    window: int | None = None
-    sinks: Floats | None = None
-    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +106,9 @@ class FFN:
 class Router:
     """Norm, logits `gate h`, scores p, choice, weights; ties go to the lowest id.
 
+    The last `num_shared` rows of `gate` are those of shared experts, which are not chosen but
+    always used, and weighed like chosen ones.
+
     Scores are the softmax over all experts, or each logit's sigmoid. Experts are chosen by `c = p +
     bias`: with groups, only among those of the `num_groups_used` groups whose `group_top` best c
     have the largest sum (DeepSeek-V2 takes 1, V3 takes 2). Weights are `p` of the chosen, `/ (sum +
@@ -146,6 +129,12 @@ class Router:
     group_top: int = 2
     epsilon: float = 0.0
     factor: float = 1.0
+    num_shared: int = 0
+
+    @property
+    def num_routed(self) -> int:
+        """Experts that are chosen from."""
+        return self.gate.rows - self.num_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +258,14 @@ class Routing:
         ids: `[T, A]` chosen experts, by descending weight.
         weights: `[T, A]` their weights.
         experts: `[n]` the union of `ids`, ascending.
+        shared: `[T, num_shared]` weights of shared experts, where the router has such.
     """
 
     hidden: Floats
     ids: Ints
     weights: Floats
     experts: Ints
+    shared: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,7 +321,7 @@ class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which know
         self.row = row
 
 
-class Kernels(LatentKernels, RowKernels, RecurrentKernels, Protocol):
+class Kernels(HeadKernels, LatentKernels, RowKernels, RecurrentKernels, Protocol):
     """The operations.
 
     Implementations keep no state of a sequence; one instance serves one engine.

@@ -32,6 +32,7 @@ from colibri.kernels.api import (
     Slots,
 )
 from colibri.kernels.cpus import num_threads
+from colibri.kernels.heads import Heads
 from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.library import load
 from colibri.kernels.native_latent import check_selected, latent_layer, latent_state
@@ -126,6 +127,48 @@ class NativeKernels(NativeRecurrent):
         c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
         self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv, c_y)
 
+    def attend(
+        self,
+        layer: Heads,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        batch: Batch,
+        rope: RopeTable,
+        kv: KVLayer,
+        *,
+        relative: Floats | None = None,
+        temperature: Floats | None = None,
+        selected: Ints | None = None,
+    ) -> Floats:
+        """See `kernels.heads`."""
+        check_kv(layer, kv)
+        if (relative is None) != (layer.relative is None):
+            raise ValueError("relative biases take a weight and an operand")
+        rows, width = len(batch.positions), layer.num_heads * layer.head_dim
+        null = self._library.ffi.NULL
+        kv_shape = (rows, layer.num_kv_heads * layer.head_dim)
+        rank = 0 if layer.relative is None else layer.relative.weight.shape[0]
+        values = {
+            "q": self._floats(q, (rows, 2 * width if layer.gated else width), "q"),
+            "k": self._floats(k, kv_shape, "k"),
+            "v": self._floats(v, kv_shape, "v"),
+            "relative": null
+            if relative is None
+            else self._floats(relative, (rows, layer.num_heads * rank), "relative"),
+            "temperature": null
+            if temperature is None
+            else self._floats(temperature, (rows,), "temperature"),
+            "selected": null if selected is None else self._ints(selected, (rows, -1), "selected"),
+            "most_selected": 0 if selected is None else selected.shape[1],
+        }
+        out = np.empty((rows, width), np.float32)
+        heads = self._library.ffi.new("colibri_heads *", values)
+        c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, width)
+        c_layer, c_kv = self._structs.heads(layer), self._structs.kv(kv)
+        self._do("colibri_attend", c_layer, heads, c_batch, c_kv, self._out(out))
+        return out
+
     def latent_step(
         self,
         layer: LatentAttention,
@@ -164,12 +207,15 @@ class NativeKernels(NativeRecurrent):
         rows, active = len(x), layer.num_experts_per_tok
         hidden = np.empty((rows, layer.gate.columns), np.float32)
         ids, weights = np.empty((rows, active), np.int32), np.empty((rows, active), np.float32)
-        experts = np.empty(min(layer.gate.rows, rows * active), np.int32)
-        c_routing = self._new_routing(layer.gate.rows, hidden, ids, weights)
+        experts = np.empty(min(layer.num_routed, rows * active), np.int32)
+        shared = np.empty((rows, layer.num_shared), np.float32) if layer.num_shared else None
+        c_routing = self._new_routing(layer.num_routed, hidden, ids, weights)
         c_routing.experts = self._ints(experts, (-1,), "experts")
+        if shared is not None:
+            c_routing.shared = self._out(shared)
         c_x = self._floats(x, hidden.shape, "x")
         self._do("colibri_route_step", self._structs.router(layer), c_x, c_routing)
-        routing = Routing(hidden, ids, weights, experts[: c_routing.num_used])
+        routing = Routing(hidden, ids, weights, experts[: c_routing.num_used], shared)
         self._routing = routing, c_routing
         return routing
 

@@ -28,6 +28,7 @@ from colibri.kernels.api import (
     Slots,
     Swiglu,
 )
+from colibri.kernels.heads import Heads, RelativeBias
 from colibri.kernels.library import Library
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ _DTYPES: dict[type, np.dtype[Any]] = {
 }
 
 _MOST_HEAD_DIM = 512  # MOST_HEAD_DIM of native/kern_mix.h
+_MOST_RELATIVE = 64  # MOST_RELATIVE of native/kern_attend.h
 _MOST_GROUPS = 64  # MOST_GROUPS of native/kern_route.h
 
 
@@ -98,6 +100,10 @@ class Structs:
         """`colibri_attention *`."""
         return self._once(layer, lambda a: self._new("colibri_attention", self._attention(a)))
 
+    def heads(self, layer: Heads) -> Any:
+        """`colibri_attention *` without projections."""
+        return self._once(layer, lambda h: self._new("colibri_attention", self._heads(h)))
+
     def ffn(self, layer: FFN) -> Any:
         """`colibri_ffn *`."""
         return self._once(layer, lambda f: self._new("colibri_ffn", self._ffn(f)))
@@ -154,11 +160,17 @@ class Structs:
     def _attention(self, a: Attention) -> dict[str, Any]:
         _check_attention(a)
         projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+        return {
+            **self._heads(a),
+            **{name: self._matrix(getattr(a, name)) for name in projections},
+            "norm": self._norm(a.norm),
+        }
+
+    def _heads(self, a: Heads) -> dict[str, Any]:
+        _check_heads(a)
         plain = ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "scale")
         return {
-            **{name: self._matrix(getattr(a, name)) for name in projections},
             **{name: getattr(a, name) for name in plain},
-            "norm": self._norm(a.norm),
             "q_norm": self._norm(a.q_norm),
             "k_norm": self._norm(a.k_norm),
             "rope_pairs": a.rope_pairing == "pair",
@@ -166,7 +178,15 @@ class Structs:
             "clip": math.inf if a.clip is None else a.clip,
             "sinks": self._optional(a.sinks, a.num_heads, "sinks"),
             "gated": a.gated,
+            **self._relative(a.relative),
         }
+
+    def _relative(self, bias: RelativeBias | None) -> dict[str, Any]:
+        if bias is None:
+            return {}
+        rank, extent = bias.weight.shape
+        weight = self._floats(bias.weight, (rank, extent), "relative bias")
+        return {"relative": weight, "relative_rank": rank, "relative_extent": extent}
 
     def _optional(self, array: Floats | None, size: int, what: str) -> Any:
         return self.library.ffi.NULL if array is None else self._floats(array, (size,), what)
@@ -186,9 +206,10 @@ class Structs:
         plain = ("num_experts_per_tok", "normalize", "num_groups", "num_groups_used")
         return {
             **{name: getattr(r, name) for name in (*plain, "group_top", "epsilon", "factor")},
+            "num_shared": r.num_shared,
             "norm": self._norm(r.norm),
             "gate": self._matrix(r.gate),
-            "bias": self._optional(r.bias, r.gate.rows, "bias"),
+            "bias": self._optional(r.bias, r.num_routed, "bias"),
             "scoring": ("softmax", "sigmoid").index(r.scoring),
         }
 
@@ -228,7 +249,7 @@ class Structs:
         }
 
 
-def check_kv(layer: Attention, kv: KVLayer) -> None:
+def check_kv(layer: Heads, kv: KVLayer) -> None:
     """Refuse a pool that was made for other heads.
 
     Raises:
@@ -251,10 +272,17 @@ def _check_attention(a: Attention) -> None:
         "o_proj": (width, q_width),
     }
     found = {name: (getattr(a, name).rows, getattr(a, name).columns) for name in want}
-    norms = [(a.q_norm, q_width), (a.k_norm, kv_width)]
-    norms_fit = all(n is None or n.weight.size in (a.head_dim, full) for n, full in norms)
-    if found != want or not norms_fit or a.num_heads % a.num_kv_heads:
+    if found != want:
         raise ValueError(f"attention shapes contradict each other: {found}, wanted {want}")
+
+
+def _check_heads(a: Heads) -> None:
+    norms = [(a.q_norm, a.num_heads * a.head_dim), (a.k_norm, a.num_kv_heads * a.head_dim)]
+    norms_fit = all(n is None or n.weight.size in (a.head_dim, full) for n, full in norms)
+    if not norms_fit or a.num_heads % a.num_kv_heads:
+        raise ValueError(f"heads contradict each other: {a}")
+    if a.relative is not None and a.relative.weight.shape[0] > _MOST_RELATIVE:
+        raise ValueError(f"the rank of relative biases is at most {_MOST_RELATIVE}")
     if a.head_dim > _MOST_HEAD_DIM or not 0 <= a.rotary_dim <= a.head_dim or a.rotary_dim % 2:
         raise ValueError(
             f"head_dim {a.head_dim} must be at most {_MOST_HEAD_DIM}, "
@@ -268,7 +296,7 @@ def _swiglu(s: Swiglu) -> dict[str, Any]:
 
 
 def _check_router(r: Router) -> None:
-    groups, used, num = r.num_groups, r.num_groups_used, r.gate.rows
+    groups, used, num = r.num_groups, r.num_groups_used, r.num_routed
     if not 1 <= used <= groups <= _MOST_GROUPS or num % groups or not 1 <= r.group_top <= 16:
         raise ValueError(f"{num} experts cannot be chosen from {used} of {groups} groups")
     if not 1 <= r.num_experts_per_tok <= num // groups * used:

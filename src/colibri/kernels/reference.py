@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from colibri.formats import Floats, RowInt8Format
+from colibri.formats import Floats
 from colibri.kernels.api import (
     FAILED,
     FFN,
-    KV_BLOCK,
     Activations,
     Attention,
     Batch,
@@ -25,7 +24,6 @@ from colibri.kernels.api import (
     Limits,
     Matrix,
     NonFiniteRow,
-    Norm,
     RopeTable,
     Router,
     Routing,
@@ -34,11 +32,13 @@ from colibri.kernels.api import (
     Swiglu,
 )
 from colibri.kernels.latent import LatentAttention, LatentCache
+from colibri.kernels.reference_heads import ReferenceHeads
+from colibri.kernels.reference_latent import latent_step
 from colibri.kernels.reference_math import rms_norm, sigmoid, softmax
 from colibri.kernels.reference_recurrent import ReferenceRecurrent
 
 
-class ReferenceKernels(ReferenceRecurrent):
+class ReferenceKernels(ReferenceHeads, ReferenceRecurrent):
     """`Kernels` in NumPy; slow, since every matrix is decoded at every use."""
 
     name = "reference"
@@ -70,31 +70,12 @@ class ReferenceKernels(ReferenceRecurrent):
         kv: KVLayer,
         y: Floats | None = None,
     ) -> None:
-        """Project, write K and V into the pool, attend from the pool, add."""
+        """Project, attend, project, add."""
         hidden = rms_norm(x, layer.norm)
-        q, gate = self.matmul(layer.q_proj, hidden), None
-        if layer.gated:
-            pairs = q.reshape(len(x), layer.num_heads, 2, layer.head_dim)
-            q, gate = pairs[:, :, 0].reshape(len(x), -1), pairs[:, :, 1]
-        q = _heads(layer, q, layer.q_norm)  # [T, H, hd]
-        k = _heads(layer, self.matmul(layer.k_proj, hidden), layer.k_norm)  # [T, K, hd]
-        v = _heads(layer, self.matmul(layer.v_proj, hidden), None)
-        q, k = rotate(q, rope, layer.rope_pairing), rotate(k, rope, layer.rope_pairing)
-        pool = _PoolView(kv)
-        pool.write(batch, k, v)
-        mixed = np.empty_like(q)
-        for member in np.unique(batch.members):
-            rows = np.flatnonzero(batch.members == member)
-            positions = batch.positions[rows]
-            keys, values = pool.read(
-                batch.block_tables[member], int(positions.max()) + 1
-            )  # [S, K, hd]
-            mixed[rows] = attend(
-                q[rows], keys, values, positions, layer.scale, layer.window, layer.sinks
-            )
+        q, k, v = (self.matmul(m, hidden) for m in (layer.q_proj, layer.k_proj, layer.v_proj))
+        mixed = self.attend(layer, q, k, v, batch, rope, kv)
         y = x if y is None else y
-        mixed = mixed if gate is None else mixed * sigmoid(gate)
-        y += self.matmul(layer.o_proj, mixed.reshape(len(x), -1))
+        y += self.matmul(layer.o_proj, mixed)
 
     def latent_step(
         self,
@@ -107,8 +88,6 @@ class ReferenceKernels(ReferenceRecurrent):
         y: Floats | None = None,
     ) -> None:
         """See `kernels.reference_latent`."""
-        from colibri.kernels.reference_latent import latent_step  # it imports this module
-
         y = x if y is None else y
         y += latent_step(self.matmul, layer, x, batch, rope, cache, selected)
 
@@ -126,12 +105,15 @@ class ReferenceKernels(ReferenceRecurrent):
         if broken.size:
             raise NonFiniteRow(int(broken[0]))
         scores = softmax(logits) if layer.scoring == "softmax" else sigmoid(logits)
-        chosen = choose(layer, scores)
-        weights = np.take_along_axis(scores, chosen, axis=1)
+        routed, shared = np.split(scores, [layer.num_routed], axis=1)
+        chosen = choose(layer, routed)
+        weights = np.concatenate([np.take_along_axis(routed, chosen, axis=1), shared], axis=1)
         if layer.normalize:
             weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(layer.epsilon))
         weights = weights * np.float32(layer.factor)
-        return Routing(hidden, chosen, weights, np.unique(chosen))
+        own, shared = np.split(weights, [layer.num_experts_per_tok], axis=1)
+        experts = np.unique(chosen)
+        return Routing(hidden, chosen, own, experts, shared if layer.num_shared else None)
 
     def moe_step(
         self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats
@@ -174,17 +156,6 @@ class ReferenceKernels(ReferenceRecurrent):
         return self.matmul(layer.down_proj, swiglu(gate, up, layer.swiglu))
 
 
-def _heads(layer: Attention, projected: Floats, norm: Norm | None) -> Floats:
-    """Norm over a head or over the whole projection, clip; `[T, heads, head_dim]`."""
-    width = projected.shape[1]
-    if norm is not None and norm.weight.size == width:
-        projected = rms_norm(projected, norm)
-    out = projected.reshape(len(projected), -1, layer.head_dim)
-    if norm is not None and norm.weight.size == layer.head_dim != width:
-        out = rms_norm(out, norm)
-    return out if layer.clip is None else np.clip(out, -layer.clip, layer.clip)
-
-
 def swiglu(gate: Floats, up: Floats, act: Swiglu) -> Floats:
     """The gated activation of `Swiglu`."""
     if act.limit is not None:
@@ -205,89 +176,6 @@ def choose(layer: Router, scores: Floats) -> Ints:
         choice = groups.reshape(choice.shape)
     ids = np.argsort(-choice, axis=1, kind="stable")[:, : layer.num_experts_per_tok]
     return ids.astype(np.int32)
-
-
-def rotate(x: Floats, rope: RopeTable, pairing: str) -> Floats:
-    """Rotate the leading `2 * cos.shape[1]` dims of `x [T, heads, head_dim]`."""
-    half = rope.cos.shape[1]
-    if half == 0:
-        return x
-    cos, sin = rope.cos[:, None], rope.sin[:, None]
-    out = x.copy()
-    if pairing == "half":
-        first, second = slice(0, half), slice(half, 2 * half)
-    else:
-        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    a, b = x[..., first], x[..., second]
-    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
-    return out
-
-
-def attend(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    positions: Ints,
-    scale: float,
-    window: int | None,
-    sinks: Floats | None = None,
-) -> Floats:
-    """Causal attention of `q [T, H, hd]` over `k, v [S, K, hd]`; key j stands at position j."""
-    rows, heads, head_dim = q.shape
-    grouped = q.reshape(rows, k.shape[1], -1, head_dim)  # [T, K, H/K, hd]
-    scores = np.einsum("tkgd,skd->tkgs", grouped, k, optimize=True) * np.float32(scale)
-    age = positions[:, None] - np.arange(len(k))
-    seen = (age >= 0) if window is None else (age >= 0) & (age < window)
-    masked = np.where(seen[:, None, None], scores, np.float32(-np.inf))
-    if sinks is not None:
-        column = np.broadcast_to(sinks.reshape(1, k.shape[1], -1, 1), (*scores.shape[:3], 1))
-        masked = np.concatenate([masked, column], axis=3)
-    weights = softmax(masked)[..., : len(k)]
-    mixed = np.einsum("tkgs,skd->tkgd", weights, v, optimize=True)
-    return np.asarray(mixed).reshape(rows, heads, head_dim)
-
-
-class _PoolView:
-    """A layer's K/V blocks in storage items: K `[blocks, K, hd, 64]`, V `[blocks, K, 64, hd]`."""
-
-    def __init__(self, kv: KVLayer) -> None:
-        self._format = kv.format
-        blocks, heads = kv.pool.size // kv.block_nbytes, kv.num_kv_heads
-        part = kv.format.nbytes((heads * KV_BLOCK, kv.head_dim))
-        by_block = kv.pool[: blocks * kv.block_nbytes].reshape(blocks, kv.block_nbytes)
-        parts = by_block[:, kv.offset : kv.offset + 2 * part].reshape(blocks, 2, part)
-        dtype = np.dtype(np.int8) if isinstance(kv.format, RowInt8Format) else kv.format.dtype
-        size = heads * KV_BLOCK * kv.head_dim * dtype.itemsize
-        items = parts[:, :, :size].view(dtype)
-        keys = items[:, 0].reshape(blocks, heads, kv.head_dim, KV_BLOCK)
-        values = items[:, 1].reshape(blocks, heads, KV_BLOCK, kv.head_dim)
-        scales = parts[:, :, size:].view(np.float32).reshape(blocks, 2, -1, KV_BLOCK)
-        self._items = keys.transpose(0, 1, 3, 2), values  # both [blocks, K, 64, hd]
-        self._scales = scales[:, 0], scales[:, 1]
-
-    def write(self, batch: Batch, k: Floats, v: Floats) -> None:
-        blocks = batch.block_tables[batch.members, batch.positions // KV_BLOCK]
-        place = batch.positions % KV_BLOCK
-        for items, all_scales, rows in zip(self._items, self._scales, (k, v), strict=True):
-            if isinstance(self._format, RowInt8Format):
-                codes, scales = self._format.round(rows)
-                items[blocks, :, place] = codes
-                all_scales[blocks, :, place] = scales
-            else:
-                items[blocks, :, place] = self._format.from_float32(rows)
-
-    def read(self, table: Ints, length: int) -> tuple[Floats, Floats]:
-        blocks = table[: -(-length // KV_BLOCK)]
-        return self._part(0, blocks, length), self._part(1, blocks, length)
-
-    def _part(self, which: int, blocks: Ints, length: int) -> Floats:
-        items = self._items[which][blocks]  # [B, K, 64, hd]
-        if isinstance(self._format, RowInt8Format):
-            wide = items.astype(np.float32) * self._scales[which][blocks][..., None]
-        else:
-            wide = self._format.to_float32(items)
-        by_position: Floats = wide.transpose(0, 2, 1, 3)
-        return by_position.reshape(-1, *by_position.shape[2:])[:length]
 
 
 def _decoded(matrix: Matrix) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from colibri.formats import Floats, RowInt8Format
 from colibri.kernels.api import KV_BLOCK, Batch, Ints, KVPlane, Matrix, RopeTable
 from colibri.kernels.latent import Indexer, LatentAttention, LatentCache
-from colibri.kernels.reference import rotate
+from colibri.kernels.reference_heads import rotate
 from colibri.kernels.reference_math import rms_norm, softmax
 
 MatMul = Callable[[Matrix, Floats], Floats]

@@ -46,7 +46,7 @@ class LLM:
         self._model: Model | None = model
         self._heat, self._route_trace = heat, route_trace
         limits = EngineLimits(
-            vocab_size=prepared.config.vocab_size,
+            vocab_size=prepared.config.num_ids,
             context_length=prepared.plan.context_length,
             prefill_chunk=prepared.plan.prefill_chunk,
             eos_ids=prepared.eos_ids,

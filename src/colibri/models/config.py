@@ -155,6 +155,11 @@ class BaseConfig:
         return RMSNorm(self.rms_norm_eps, self.centred_norms)
 
     @property
+    def num_ids(self) -> int:
+        """Ids that tokens may have; the embedding may have further rows, which pad it."""
+        return self.vocab_size
+
+    @property
     def kv_heads(self) -> int:
         """num_key_value_heads, one a query head where it is not given."""
         return (

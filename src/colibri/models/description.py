@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from colibri.checkpoint.coding import NO_CODING, Coding, require_exact
 from colibri.checkpoint.config import normalize
+from colibri.checkpoint.divide import divide
 from colibri.checkpoint.experts import ExpertIndex, index_experts
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.quantization import Quantization
@@ -90,7 +91,8 @@ class Description:
             quantization = Quantization.read(normalize(checkpoint.config))
         except (ConfigError, UnsupportedModelError) as error:
             raise type(error)(f"{checkpoint.directory}: {error}") from None
-        census = Census(Renaming(blueprint.family.rename).apply(checkpoint.tensors))
+        tensors = Renaming(blueprint.family.rename).apply(checkpoint.tensors)
+        census = Census(divide(tensors, blueprint.family.divide))
         dense = tuple(
             _coded(_dense(checkpoint, census, parameter, quantization), coding.dense)
             for parameter in blueprint.parameters()

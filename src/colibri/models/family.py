@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from colibri.checkpoint.divide import Division
 from colibri.models.config import BaseConfig
 from colibri.nn.sublayer import Layer
 from colibri.nn.trunk import Trunk
@@ -36,6 +37,7 @@ class Family:
             writing, reading takes any).
         unrename: (ours, theirs) substrings that undo `rename` when a checkpoint is written as it
             would be published.
+        divide: tensors (after renaming) that hold several of ours.
         ignore: patterns of tensors (after renaming) that are knowingly not used.
         dialect: syntax of reasoning and tool calls in this family's text.
         tiny: config values of the smallest model that shows everything peculiar to the family;
@@ -50,6 +52,7 @@ class Family:
     rename: tuple[tuple[str, str], ...] = ()
     spelling: str = "per-expert"
     unrename: tuple[tuple[str, str], ...] = ()
+    divide: tuple[Division, ...] = ()
     ignore: tuple[str, ...] = ()
     dialect: str | None = None
     tiny: Mapping[str, Any] = field(default_factory=dict)

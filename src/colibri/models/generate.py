@@ -20,7 +20,7 @@ from colibri.nn.trunk import LM_HEAD
 # What makes a tiny model peculiar and would only confuse a large one.
 _TINY_ONLY = (
     *("mlp_only_layers", "mlp_layer_types", "first_k_dense_replace", "rope_parameters"),
-    *("layer_types", "use_sliding_window", "sliding_window"),
+    *("layer_types", "use_sliding_window", "sliding_window", "unpadded_vocab_size"),
 )
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
@@ -90,10 +90,11 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
 
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
-    """Repeat or cut a list of one kind a layer to the number of layers."""
-    if kinds := config.get("layer_types"):
-        count = config["num_hidden_layers"]
-        config["layer_types"] = (kinds * (count // len(kinds) + 1))[:count]
+    """Repeat or cut lists of one kind a layer to the number of layers."""
+    for key in ("layer_types", "mlp_layer_types"):
+        if kinds := config.get(key):
+            count = config["num_hidden_layers"]
+            config[key] = (kinds * (count // len(kinds) + 1))[:count]
     return config
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from colibri.formats import Floats
 from colibri.kernels.api import FFN, PLAIN, Norm, Swiglu
 from colibri.nn.norm import RMSNorm
@@ -34,12 +36,14 @@ class DenseFFN(Sublayer):
 
     Attributes:
         intermediate_size: width F of gate and up.
+        learned_factor: whether a learned number, `global_scale`, multiplies what is added.
     """
 
     hidden_size: int
     intermediate_size: int
     norm: RMSNorm
     bias: bool = False
+    learned_factor: bool = False
 
     @classmethod
     def from_config(cls, cfg: FFNConfig, *, bias: bool = False) -> DenseFFN:
@@ -62,23 +66,37 @@ class DenseFFN(Sublayer):
         glu = glu_parameters(
             f"{prefix}mlp.", self.hidden_size, self.intermediate_size, bias=self.bias
         )
-        return [norm, *glu]
+        scale = Parameter(f"{prefix}mlp.global_scale", (1,), "norm")
+        return [norm, *glu, scale] if self.learned_factor else [norm, *glu]
 
     def bind(self, site: Site) -> BoundFFN:
         """Join it to its weights."""
         norm = self.norm.bind(site.weights, f"{site.prefix}post_attention_layernorm")
-        return BoundFFN(bind_glu(site.weights, f"{site.prefix}mlp.", norm, bias=self.bias))
+        layer = bind_glu(site.weights, f"{site.prefix}mlp.", norm, bias=self.bias)
+        if not self.learned_factor:
+            return BoundFFN(layer)
+        return BoundFFN(layer, site.weights.vector(f"{site.prefix}mlp.global_scale"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundFFN(BoundSublayer):
-    """A dense feed-forward, ready to compute."""
+    """A dense feed-forward, ready to compute.
+
+    Attributes:
+        factor: `[1]`, or None.
+    """
 
     layer: FFN
+    factor: Floats | None = None
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
-        step.kernels.ffn_step(self.layer, x, y)
+        if self.factor is None:
+            step.kernels.ffn_step(self.layer, x, y)
+            return
+        out = np.zeros_like(x)
+        step.kernels.ffn_step(self.layer, x, out)
+        y += self.factor * out
 
 
 def glu_parameters(

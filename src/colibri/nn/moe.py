@@ -109,10 +109,10 @@ class MoEFFN(Sublayer):
 
     @property
     def demand(self) -> Demand:
-        """Its widths, and what the router chooses from."""
+        """Its widths, and the rows of the router."""
         return Demand(
             intermediate_size=max(self.intermediate_size, self.shared_intermediate_size or 1),
-            num_experts=self.num_experts,
+            num_experts=self.num_experts + self.route.num_shared,
             num_experts_per_tok=self.num_experts_per_tok,
         )
 
@@ -126,6 +126,9 @@ class MoEFFN(Sublayer):
             found += glu_parameters(
                 f"{prefix}mlp.shared_expert.", self.hidden_size, self.shared_intermediate_size
             )
+        for number in range(self.route.num_shared):
+            prefix_of = f"{prefix}mlp.shared_experts.{number}."
+            found += glu_parameters(prefix_of, self.hidden_size, self.intermediate_size)
         if self.shared_gate:
             found.append(
                 Parameter(f"{prefix}mlp.shared_expert_gate.weight", (1, self.hidden_size), "router")
@@ -163,7 +166,11 @@ class MoEFFN(Sublayer):
             shared_gate=shared_gate,
             swiglu=self.swiglu,
         )
-        return BoundMoE(site.layer, router, experts)
+        weighed = tuple(
+            bind_glu(weights, f"{mlp}shared_experts.{number}.", swiglu=self.swiglu)
+            for number in range(self.route.num_shared)
+        )
+        return BoundMoE(site.layer, router, experts, weighed)
 
     def _shared(self, weights: Weights, mlp: str) -> FFN | None:
         if not self.shared_intermediate_size:
@@ -173,11 +180,16 @@ class MoEFFN(Sublayer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundMoE(BoundSublayer):
-    """A layer's router and experts, ready to compute."""
+    """A layer's router and experts, ready to compute.
+
+    Attributes:
+        weighed: shared experts that the router weighs, which are added in this order.
+    """
 
     layer: int
     router: Router
     experts: Experts
+    weighed: tuple[FFN, ...] = ()
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """Route `x [T, D]`, lease what it needs, compute, add to `y`.
@@ -201,6 +213,11 @@ class BoundMoE(BoundSublayer):
                 self._add(kernels, store, routing, routing.experts, slots, mixed)
         else:
             self._add_in_groups(kernels, store, routing, mixed)
+        if routing.shared is not None:
+            for shared, weights in zip(self.weighed, routing.shared.T, strict=True):
+                out = np.zeros_like(x)
+                kernels.ffn_step(shared, routing.hidden, out)
+                mixed += weights[:, None] * out
         kernels.moe_finish(self.experts, routing, mixed, y)
 
     def foresee(self, kernels: Kernels, x: Floats) -> Ints:

@@ -23,6 +23,9 @@ class Route:
         num_groups: experts are chosen inside the best `num_groups_used` of so many groups.
         group_top: a group is as good as the sum of so many of its best.
         factor: multiplies the weights.
+        learned_factor: whether a learned number, `global_scale`, does so too.
+        num_shared: shared experts that have rows in the router's matrix, behind the others', and
+            are weighed like chosen ones.
     """
 
     normalize: bool
@@ -34,12 +37,17 @@ class Route:
     group_top: int = 2
     epsilon: float = 0.0
     factor: float = 1.0
+    learned_factor: bool = False
+    num_shared: int = 0
 
     def parameters(self, prefix: str, num_experts: int, hidden_size: int) -> list[Parameter]:
         """Tensors under `prefix`, which ends with a dot."""
-        found = [Parameter(f"{prefix}weight", (num_experts, hidden_size), "router")]
+        rows = num_experts + self.num_shared
+        found = [Parameter(f"{prefix}weight", (rows, hidden_size), "router")]
         if self.linear_bias:
-            found.append(Parameter(f"{prefix}bias", (num_experts,), "bias"))
+            found.append(Parameter(f"{prefix}bias", (rows,), "bias"))
+        if self.learned_factor:
+            found.append(Parameter(f"{prefix}global_scale", (1,), "norm"))
         if self.choice_bias:
             found.append(Parameter(f"{prefix}e_score_correction_bias", (num_experts,), "bias"))
         return found
@@ -47,6 +55,7 @@ class Route:
     def bind(self, weights: Weights, prefix: str, norm: Norm, num_experts_per_tok: int) -> Router:
         """The kernels' view of it; `norm` is of its input."""
         bias = f"{prefix}e_score_correction_bias"
+        scale = float(weights.vector(f"{prefix}global_scale")[0]) if self.learned_factor else 1.0
         return Router(
             norm,
             weights.matrix(f"{prefix}weight", f"{prefix}bias" if self.linear_bias else None),
@@ -58,5 +67,6 @@ class Route:
             num_groups_used=self.num_groups_used,
             group_top=self.group_top,
             epsilon=self.epsilon,
-            factor=self.factor,
+            factor=self.factor * scale,
+            num_shared=self.num_shared,
         )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from colibri.formats import BF16, F16, F32, FloatFormat
 from colibri.kernels.api import KV_BLOCK, Norm, RopeTable
-from colibri.kernels.reference import ReferenceKernels, attend, rotate
+from colibri.kernels.reference import ReferenceKernels
+from colibri.kernels.reference_heads import attend, rotate
 from colibri.kernels.reference_math import rms_norm
 from tests.unit.kernels.operands import (
     HIDDEN,
