@@ -29,6 +29,7 @@ from colibri.checkpoint.container_manifest import (
 )
 from colibri.checkpoint.container_progress import Progress
 from colibri.checkpoint.crc32c import crc32c
+from colibri.checkpoint.directory_lock import DirectoryLock
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, write_json
 from colibri.errors import CheckpointError
@@ -83,7 +84,7 @@ class ContainerWriter:
             A writer that resumes must be given the same family, source and revision.
 
     Raises:
-        CheckpointError: the directory holds anything else.
+        CheckpointError: the directory holds anything else, or another writer is at work in it.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class ContainerWriter:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        self._lock = _alone(directory)
         self._progress = Progress.begin(
             directory, {"family": family, "source": dict(source), "revision": revision}
         )
@@ -104,6 +106,7 @@ class ContainerWriter:
         if self._dense is not None:
             self._dense.discard()
             self._dense, self._dense_info = None, {}
+        self._lock.release()
 
     def has_layer(self, layer: int, num_experts: int, layout: RecordLayout) -> bool:
         """Whether an earlier writer finished this layer in this form."""
@@ -168,6 +171,7 @@ class ContainerWriter:
             shutil.copyfile(path, self.directory / path.name)
         write_json(self.directory / MANIFEST, self._manifest(checksums).to_json())
         self._progress.end()
+        self._lock.release()
 
     def _close_dense(self) -> None:
         if self._dense is not None:
@@ -203,6 +207,16 @@ class ContainerWriter:
             files={name: FileRecord(f["bytes"], f["sha256"]) for name, f in files.items()}
             | dict(checksums),
         )
+
+
+def _alone(directory: Path) -> DirectoryLock:
+    try:
+        return DirectoryLock(directory, wait=False)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{directory}: another conversion is writing here:"
+            " wait for it, or name another directory"
+        ) from None
 
 
 def _record_entry(layer: int, expert: int, nbytes: int) -> Entry:

@@ -9,21 +9,15 @@ wrong is said, once.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.checkpoint.directory_lock import DirectoryLock
 from colibri.memory.heat import Counts, added
-
-try:
-    import fcntl
-except ImportError:  # a system without it writes without a lock: the last one wins
-    fcntl = None  # type: ignore[assignment]
 
 NAME = ".coli_usage"
 _TITLE = "colibri usage 1"
@@ -53,7 +47,7 @@ class Usage:
         if not self._usable:
             return False
         try:
-            with _locked(self.path.parent):
+            with DirectoryLock(self.path.parent, wait=True):
                 self.counts = added(self._read(), uses.reshape(self._shape))
                 if self._usable:
                     self._write()
@@ -133,18 +127,3 @@ def _index(text: str, size: int) -> int:
     if not 0 <= value < size:
         raise ValueError(text)
     return value
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold off other writers of the directory's heat, where the file system knows locks."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

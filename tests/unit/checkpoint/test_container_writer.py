@@ -50,6 +50,7 @@ def test_a_killed_writer_is_resumed(pristine: Path, tmp_path: Path) -> None:
         interrupted_layer(killed, LAYERS[1], layout)
     (tmp_path / "experts-00004.safetensors.part").touch()  # as a kill would leave it
     kept = (tmp_path / "experts-00001.safetensors").stat().st_ino
+    del killed  # and what it held, as a kill would
 
     writer = ContainerWriter(tmp_path, family="any", source=SOURCE)
     assert not list(tmp_path.glob("*.part"))
@@ -93,6 +94,16 @@ def test_another_source_is_not_mixed_in(other: dict[str, Any], tmp_path: Path) -
     ContainerWriter(tmp_path, family="any", source=SOURCE)
     with pytest.raises(CheckpointError, match="unfinished conversion"):
         ContainerWriter(tmp_path, **other)
+
+
+def test_two_writers_are_kept_apart(tmp_path: Path) -> None:
+    with ContainerWriter(tmp_path, family="any", source=SOURCE):
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(CheckpointError, match="another conversion is writing here"):
+            ContainerWriter(tmp_path, family="any", source=SOURCE)
+        assert sorted(tmp_path.iterdir()) == before
+    with ContainerWriter(tmp_path, family="any", source=SOURCE) as writer:
+        writer.finish(CONFIG)
 
 
 def test_a_directory_in_use_is_left_alone(container_dir: Path, tmp_path: Path) -> None:
