@@ -52,7 +52,7 @@ def test_rounding_is_bounded_and_does_not_depend_on_chunks(
 ) -> None:
     found = logits(model, kv, 64)
     assert deviation(found, exact) <= TOLERANCE[kv]
-    for chunk in (1, 7, 80):
+    for chunk in (1, 13):
         assert np.array_equal(logits(model, kv, chunk), found)
 
 

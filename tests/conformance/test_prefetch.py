@@ -13,7 +13,13 @@ from tests.conformance.cases import least_slots, record_nbytes
 from tests.tiny import SPARSE, write_tiny
 
 IDS = np.random.RandomState(11).randint(3, 512, 24).astype(np.int32)
-SPARE = (0, 1, 4, 12)  # slots beside the least
+SPARE = (
+    (0, "mixed"),
+    (1, "lru"),
+    (4, "mixed"),
+    (4, "lru"),
+    (12, "mixed"),
+)  # slots beside the least
 
 
 @pytest.fixture(scope="module", params=SPARSE, ids=lambda f: f.model_type)
@@ -39,8 +45,7 @@ def expected(model: Path) -> tuple[np.ndarray, list[int]]:
         return answer(llm)
 
 
-@pytest.mark.parametrize("eviction", ["mixed", "lru"])
-@pytest.mark.parametrize("spare", SPARE)
+@pytest.mark.parametrize(("spare", "eviction"), SPARE)
 def test_same_bits_and_true_books(
     family: Family, model: Path, expected: tuple[np.ndarray, list[int]], spare: int, eviction: str
 ) -> None:

@@ -51,15 +51,13 @@ def expected(model: Path) -> np.ndarray:
         return llm.logits(IDS)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(("chunk", "threads"), [(1, 2), (2, 1), (3, 2), (7, 1), (64, 2)])
 def test_chunks_and_threads(model: Path, expected: np.ndarray, chunk: int, threads: int) -> None:
     with LLM.open(model, expert_slots="50%", prefill_chunk=chunk, threads=threads) as llm:
         assert np.array_equal(llm.logits(IDS), expected)
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(("chunk", "extra"), [(1, 0), (7, 1), (64, 0)])
 def test_least_slots(model: Path, expected: np.ndarray, chunk: int, extra: int) -> None:
     sparse = is_sparse(model)
     slots = least_slots(model) + extra if sparse else "100%"

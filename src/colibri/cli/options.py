@@ -15,7 +15,7 @@ from typer.models import OptionInfo
 from colibri.cli.commands import OTHER_PANEL
 from colibri.cli.failures import reported
 from colibri.cli.spelling import flag, speller
-from colibri.errors import SettingsError
+from colibri.errors import RequestError, SettingsError
 from colibri.llm.defaults import GenerationDefaults
 from colibri.llm.location import uses_bundled
 from colibri.settings import Settings, variable_of
@@ -33,6 +33,8 @@ MODEL_ARGUMENT = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="Directory of the checkpoint.")
 ]
 
+Biases = Annotated[list[str] | None, "ID=X"]
+
 # Name -> type and help; each command ends that of `max_tokens`. Checks are `SamplingParams`'s.
 SAMPLING: Mapping[str, tuple[Any, str]] = {
     "max_tokens": (int | None, "New tokens at most; by default"),
@@ -43,6 +45,7 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
     "repetition_penalty": (float | None, "Above 1: make tokens of prompt and reply less likely."),
     "presence_penalty": (float | None, "Subtracted from logits of tokens that are in the reply."),
     "frequency_penalty": (float | None, "The same, once for each time a token is in the reply."),
+    "logit_bias": (Biases, "Added to the logit of a token; may be given several times."),
     "seed": (int | None, "Makes sampling repeatable."),
     "stop": (list[str] | None, "Text that ends the reply; may be given several times."),
     "stop_ids": (list[int] | None, "Token id that ends the reply; may be given several times."),
@@ -69,6 +72,7 @@ _METAVARS: Mapping[Any, str] = {
     int | None: "N",
     float | None: "X",
     list[str] | None: "TEXT",
+    Biases: "ID=X",
     list[int] | None: "ID",
 }
 
@@ -163,12 +167,27 @@ def _with_sampling(function: Command, rest: str) -> Command:
     @wraps(function)
     def command(**values: Any) -> None:
         sampling = {name: values.pop(name) for name in SAMPLING}
+        sampling["logit_bias"] = _biases(sampling["logit_bias"])
         GenerationDefaults({}, Path()).params(  # a bad value is told before the model is loaded
             **{name: value for name, value in sampling.items() if name != "stop"}
         )
         function(sampling=sampling, **values)
 
     return _with_signature(command, [*own, *flags])
+
+
+def _biases(given: Sequence[str] | None) -> dict[int, float] | None:
+    """`ID=X`, as often as given."""
+    found = {}
+    for text in given or ():
+        token, _, bias = text.partition("=")
+        try:
+            found[int(token)] = float(bias)
+        except ValueError:
+            raise RequestError(
+                f"logit_bias is {text!r}: give a token id and a number, as in 42=-1.5"
+            ) from None
+    return found or None
 
 
 def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
