@@ -25,9 +25,15 @@ from __future__ import annotations
 
 
 class ColibriError(Exception):
-    """Base of every error raised on purpose; `exit_code` is what the command line returns."""
+    """Base of every error raised on purpose.
+
+    Attributes:
+        exit_code: what the command line returns.
+        members: sequences of a batch that it concerns, None where it concerns all.
+    """
 
     exit_code = 1
+    members: frozenset[int] | None = None
 
 
 class CheckpointError(ColibriError):

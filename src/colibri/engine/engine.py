@@ -8,69 +8,62 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.decode import decode, tokens_allowed
-from colibri.engine.forward import Cancelled, ForwardModel, Progress, Routes, SequenceState
-from colibri.engine.generation import Generation, Tokens
+from colibri.engine.constraint import ConstraintFactory
+from colibri.engine.forward import Cancelled, ForwardModel, Progress, Routes, StatePool
+from colibri.engine.generation import Generation, Ids, Inbox
+from colibri.engine.limits import EngineLimits, tokens_allowed
+from colibri.engine.messages import Event, Prefill
 from colibri.engine.metrics import ExpertCounts, Metrics
-from colibri.engine.prefill import teacher_forced
-from colibri.engine.request import SamplingParams
-from colibri.engine.sampler import Sampler
+from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
+from colibri.engine.scheduler import Scheduler
 from colibri.engine.session import Session
+from colibri.engine.task import Listener, Task
+from colibri.engine.teacher_forcing import teacher_forced
 from colibri.errors import ContextLengthError, RequestError
 from colibri.memory.budget import peak_rss, process_rss
 
-Ids = Sequence[int] | NDArray[np.integer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """What the engine may do with the model.
-
-    Attributes:
-        vocab_size: V; ids are below it.
-        context_length: positions of a session.
-        prefill_chunk: prompt tokens in one pass.
-        eos_ids: the model's own end-of-turn ids.
-        ram_budget_bytes: for reports.
-        lossy: likewise, see `Metrics`.
-        max_context_length: what `context_length` could be raised to; None where it is not known.
-    """
-
-    vocab_size: int
-    context_length: int
-    prefill_chunk: int
-    eos_ids: frozenset[int] = frozenset()
-    ram_budget_bytes: int = 0
-    lossy: tuple[str, ...] = ()
-    max_context_length: int | None = None
+TokenIds = Sequence[int] | NDArray[np.integer]
+_SUMMED = (
+    *("num_requests", "prompt_tokens", "reused_tokens", "completion_tokens", "decode_tokens"),
+    *("ttft_s", "prefill_s", "decode_s"),
+)
 
 
 class Engine:
-    """Runs one request at a time; others wait for their turn.
+    """Computes requests: in the caller's thread, one at a time (`generate`), or many together.
+
+    For the latter one thread calls `submit`, `cancel` and, again and again, `step`.
 
     Args:
         model: the model.
-        open_state: borrows an empty attention state.
+        pool: where attention state is borrowed.
         counts: expert traffic since the start.
         limits: what it may do.
+        constraints: builds what restricts a reply, where anything does.
+        clock: seconds.
     """
 
     def __init__(
         self,
         model: ForwardModel,
-        open_state: Callable[[], SequenceState],
+        pool: StatePool,
         counts: Callable[[], ExpertCounts],
         limits: EngineLimits,
+        constraints: ConstraintFactory | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.limits = limits
-        self._model = model
-        self._open_state = open_state
-        self._counts = counts
+        self._model, self._pool, self._counts = model, pool, counts
+        self._constraints, self._clock = constraints, clock
+        self._scheduler = Scheduler(model, pool, limits, counts, self._book, clock)
+        self._numbers = count()
         self._turn = threading.Lock()
         self._holder: int | None = None
         self._total = Metrics()
@@ -80,22 +73,75 @@ class Engine:
 
     def open_session(self) -> Session:
         """A session to pass to `generate` again and again; close it to give its blocks back."""
-        if self._closed:
-            raise RequestError("the engine is closed")
-        self._check_process()
-        session = Session(self._model, self._open_state())
+        self._check_open()
+        session = Session(self._model, self._pool.open_state())
         self._sessions.add(session)
         return session
 
     def close(self) -> None:
         """End what is running, between two layers, and every session; the model may go then."""
         self._closed = True
-        for session in list(self._sessions):
+        for session in self._all_sessions():
             session.close()
+
+    def _all_sessions(self) -> list[Session]:
+        own = [*self._scheduler.sessions, *self._scheduler.prefixes.sessions]
+        return list({*self._sessions, *own})
+
+    def submit(
+        self,
+        request: GenerateRequest,
+        listener: Listener,
+        *,
+        id: int | None = None,
+        session: Session | None = None,
+        shared: bool = True,
+    ) -> Task:
+        """Check a request and queue it; `step` computes it.
+
+        Args:
+            request: what is asked for. Sampling without a seed gets a random one.
+            listener: who is told of it.
+            id: in the messages; by default the next number.
+            session: the caller's own; what it shares with the prompt is not computed again.
+            shared: whether the request may begin with what others left, and leaves its own state.
+
+        Raises:
+            RequestError: an id outside the vocabulary, no ids, or more replies than sessions.
+            ContextLengthError: prompt or reply do not fit the context.
+            BusyError: too many wait already.
+        """
+        task = self._task(request, listener, id, session, shared)
+        self._scheduler.submit(task)
+        return task
+
+    def cancel(
+        self,
+        task: Task,
+        choice: int | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> None:
+        """End a reply of a task, or all; what has ended stays as it is."""
+        self._scheduler.cancel(task, choice, reason)
+
+    def step(self, poll: Callable[[], None] = lambda: None) -> bool:
+        """Compute one pass; False where there is nothing to do.
+
+        `poll` is called between layers, and may call `cancel`.
+        """
+
+        def polled() -> None:
+            poll()
+            if self._closed:
+                for task in self._scheduler.tasks:
+                    self._scheduler.cancel(task)
+
+        self._scheduler.poll = polled
+        return self._scheduler.step()
 
     def generate(
         self,
-        ids: Ids,
+        ids: TokenIds,
         params: SamplingParams,
         *,
         session: Session | None = None,
@@ -104,46 +150,84 @@ class Engine:
     ) -> Generation:
         """Check the request now; compute when the result is iterated over.
 
-        With a `session`, what it shares with `ids` is not computed again. A request that
-        samples without a seed gets a random one.
+        With a `session`, what it shares with `ids` is not computed again. `progress` is told of
+        the others. A token is run only when the one after it is asked for.
 
         Raises:
-            RequestError: an id outside the vocabulary, or no ids.
-            ContextLengthError: prompt or reply do not fit the context.
+            RequestError, ContextLengthError: as `submit`.
         """
-        prompt = self.checked(ids)
+        inbox = Inbox(None if progress is None else _progress(progress))
+        request = GenerateRequest(prompt=tuple(self.checked(ids)), params=params)
+        task = self._task(request, Listener(inbox.tell, inbox.fail), None, session, False)
+        return Generation(task, self._drive(task, inbox, cancelled), self._memory)
+
+    def _drive(self, task: Task, inbox: Inbox, cancelled: Cancelled) -> Ids:
+        """Bound to no `Generation`, so that a reply which nobody holds any more ends at once."""
+
+        def poll() -> None:
+            if cancelled():
+                self._scheduler.cancel(task)
+
+        with self._taking_turn():
+            self._check_open()
+            self._scheduler.submit(task)
+            try:
+                while inbox.fresh or not task.is_over:
+                    if inbox.fresh:
+                        yield inbox.fresh.popleft()
+                    else:
+                        self.step(poll)
+                if inbox.error is not None:
+                    raise inbox.error
+                return task.choices[0].reason
+            finally:
+                self._scheduler.cancel(task)
+
+    def _task(
+        self,
+        request: GenerateRequest,
+        listener: Listener,
+        id: int | None,
+        session: Session | None,
+        shared: bool,
+    ) -> Task:
+        request = self._filled_in(request)
+        spec, constraints = request.constraint, self._constraints
+        if spec is not None and constraints is None:
+            raise RequestError("constraint is given, but this engine has nothing that builds one")
+        return Task(
+            next(self._numbers) if id is None else id,
+            request,
+            self.limits.vocab_size,
+            listener,
+            requested=self._clock(),
+            session=session,
+            shared=shared,
+            constrain=None if spec is None or constraints is None else lambda: constraints(spec),
+        )
+
+    def _filled_in(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with everything that it leaves open."""
+        prompt, params, limits = self.checked(request.prompt), request.params, self.limits
         self.checked(params.stop_ids, "stop_ids")
         self.checked(tuple(params.logit_bias), "logit_bias")
-        limits = self.limits
+        if request.n > limits.max_sessions:
+            raise RequestError(
+                f"n is {request.n}, but {limits.max_sessions} replies are computed together at "
+                "most: ask for fewer, or raise max_sessions"
+            )
         allowed = tokens_allowed(
             len(prompt), params.max_tokens, limits.context_length, limits.max_context_length
         )
-        eos_ids = frozenset[int]() if params.ignore_eos else self.limits.eos_ids
-        params = replace(params, stop_ids=tuple(sorted(eos_ids.union(params.stop_ids))))
-        if params.temperature > 0 and params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
+        eos_ids = frozenset[int]() if params.ignore_eos else limits.eos_ids
+        seed = params.seed
+        if params.temperature > 0 and seed is None:
+            seed = secrets.randbits(63)
+        stop_ids = tuple(sorted(eos_ids.union(params.stop_ids)))
+        params = replace(params, stop_ids=stop_ids, max_tokens=allowed, seed=seed)
+        return replace(request, prompt=tuple(prompt), params=params)
 
-        def run(generation: Generation) -> Tokens:
-            with self._taking_turn(), self._borrowed(session) as own:
-                generation.begin(own.rewind_to_prefix_of(prompt))
-                del generation  # no cycle: a reply that nobody holds any more ends at once
-                sampler = Sampler(params, prompt, self.limits.vocab_size)
-                return (
-                    yield from decode(
-                        own,
-                        prompt[own.position :],
-                        sampler,
-                        max_tokens=allowed,
-                        stop_ids=params.stop_ids,
-                        chunk=self.limits.prefill_chunk,
-                        cancelled=lambda: self._closed or cancelled(),
-                        progress=progress,
-                    )
-                )
-
-        return Generation(run, params, len(prompt), self._counts, self._book, self._memory)
-
-    def logits(self, ids: Ids, *, routes: Routes | None = None) -> NDArray[np.float32]:
+    def logits(self, ids: TokenIds, *, routes: Routes | None = None) -> NDArray[np.float32]:
         """Teacher-forced logits `[T, V]` of `ids [T]`.
 
         Raises:
@@ -156,17 +240,29 @@ class Engine:
                 f"there are {len(prompt)} ids, the context holds {self.limits.context_length}: "
                 "shorten them, or raise context_length"
             )
-        with self._taking_turn(), self._borrowed(None) as session:
+        with self._taking_turn(), self.open_session() as session:
+            self._scheduler.make_room([(session, len(prompt))])
             return teacher_forced(session, prompt, self.limits.prefill_chunk, routes=routes)
 
     @property
     def positions(self) -> list[int]:
-        """How far each open session has come."""
-        return sorted(session.position for session in list(self._sessions) if not session.is_closed)
+        """How far each session has come that somebody uses."""
+        used = {*self._sessions, *self._scheduler.sessions}
+        return sorted(session.position for session in used if not session.is_closed)
 
     def metrics(self) -> Metrics:
         """Everything since the start; the times are sums."""
-        return self._memory(replace(self._total, experts=self._counts()))
+        scheduler, pool = self._scheduler, self._pool
+        total = replace(
+            self._total,
+            experts=self._counts(),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_prefixes=len(scheduler.prefixes),
+            kv_blocks=pool.num_blocks,
+            kv_free_blocks=pool.num_free,
+        )
+        return self._memory(total)
 
     def _memory(self, metrics: Metrics) -> Metrics:
         """The same with what the process occupies now."""
@@ -178,7 +274,7 @@ class Engine:
             lossy=self.limits.lossy,
         )
 
-    def checked(self, ids: Ids, name: str = "prompt") -> list[int]:
+    def checked(self, ids: TokenIds, name: str = "prompt") -> list[int]:
         """`ids` as a list.
 
         Raises:
@@ -197,7 +293,8 @@ class Engine:
                 f"{name}[{outside[0]}] is {array[outside[0]]}: token ids of this model are at "
                 f"least 0 and below {self.limits.vocab_size}"
             )
-        return [int(token) for token in array]
+        found: list[int] = array.tolist()
+        return found
 
     @contextmanager
     def _taking_turn(self) -> Iterator[None]:
@@ -216,28 +313,32 @@ class Engine:
         """Whether this is a forked child, which has locks as they were, and no threads."""
         return os.getpid() != self._process
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("the engine is closed")
+        self._check_process()
+
     def _check_process(self) -> None:
         if self.is_forked:
             raise RequestError(
                 "this model was opened before this process was forked: open it again in the child"
             )
 
-    @contextmanager
-    def _borrowed(self, session: Session | None) -> Iterator[Session]:
-        """Yield the caller's session, which stays open, or one of our own, which does not."""
-        if session is not None:
-            yield session
-            return
-        with self.open_session() as own:
-            yield own
+    def _book(self, task: Task) -> None:
+        total, more = self._total, task.metrics
+        self._total = replace(
+            total, **{name: getattr(total, name) + getattr(more, name) for name in _SUMMED}
+        )
 
-    def _book(self, metrics: Metrics) -> None:
-        total = self._total
-        summed = {
-            name: getattr(total, name) + getattr(metrics, name)
-            for name in (
-                *("num_requests", "prompt_tokens", "reused_tokens", "completion_tokens"),
-                *("decode_tokens", "ttft_s", "prefill_s", "decode_s"),
-            )
-        }
-        self._total = replace(total, **summed)
+
+def _progress(progress: Progress) -> Callable[[Event], None]:
+    """Prompt tokens that were computed, and all that have to be."""
+    first: list[int] = []
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Prefill):
+            reused = (first or [event.done])[0]
+            first.append(reused)
+            progress(event.done - reused, event.total - reused)
+
+    return tell

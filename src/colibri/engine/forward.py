@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from colibri.kernels.api import Batch, Routing
 Cancelled = Callable[[], bool]
 Progress = Callable[[int, int], None]  # done, total
 Routes = Callable[[int, Routing], None]  # layer, routing
+Leaving: TypeAlias = Callable[[], Sequence[int]]  # members of a batch that left since it was asked
 
 
 class SequenceState(Protocol):
@@ -30,6 +31,9 @@ class SequenceState(Protocol):
     def is_recurrent(self) -> bool:
         """Whether the state can go back to snapshots only."""
 
+    def missing(self, length: int) -> tuple[int, int]:
+        """Blocks, and cells, that `reserve(length)` would take."""
+
     def reserve(self, length: int) -> None:
         """Borrow blocks for positions below `length`."""
 
@@ -39,8 +43,33 @@ class SequenceState(Protocol):
     def truncate(self, length: int) -> int:
         """Forget positions from `length` on; return how many remain, fewer if it must go back."""
 
+    def reachable(self, length: int) -> int:
+        """How many of the first `length` positions another sequence can begin with."""
+
+    def fork(self, length: int) -> Self:
+        """Another sequence with the first `reachable(length)` positions; raises BudgetError."""
+
     def close(self) -> None:
         """Give back everything."""
+
+
+class StatePool(Protocol):
+    """Where attention state is borrowed."""
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks, each of 64 positions."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+
+    @property
+    def num_free_cells(self) -> int:
+        """Cells of recurrent state that nobody holds; 0 for models without."""
+
+    def open_state(self) -> SequenceState:
+        """An empty sequence."""
 
 
 class ForwardModel(Protocol):
@@ -52,11 +81,14 @@ class ForwardModel(Protocol):
         batch: Batch,
         wanted: NDArray[np.int32],
         *,
-        cancelled: Cancelled | None = None,
+        leaving: Leaving | None = None,
         routes: Routes | None = None,
     ) -> NDArray[np.float32]:
         """Run `ids [T]` and return the logits `[R, V]` of the rows `wanted [R]`.
 
+        `leaving` is asked between layers; rows of members that left have no logits.
+
         Raises:
-            Cancelled: `cancelled()` was true between two layers.
+            Cancelled: all members left.
+            NumericsError, ReadError: naming the `members` they concern, where that is known.
         """

@@ -1,116 +1,103 @@
-"""One reply being made: an iterator over its token ids that keeps time and books."""
+"""One reply being made: an iterator over its token ids."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
-from time import perf_counter
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from colibri.engine.metrics import ExpertCounts, Metrics
+from colibri.engine.messages import Event, Tokens
+from colibri.engine.metrics import Metrics
 from colibri.engine.request import FinishReason, SamplingParams
+from colibri.engine.task import Task
 
-Tokens = Generator[int, None, FinishReason]
+Ids = Generator[int, None, FinishReason | None]
+
+
+class Inbox:
+    """What becomes of a request with one reply, until somebody looks.
+
+    Attributes:
+        fresh: new ids.
+        error: what ended it.
+    """
+
+    def __init__(self, tell: Callable[[Event], None] | None = None) -> None:
+        """`tell` sees every event too."""
+        self.fresh: deque[int] = deque()
+        self.error: Exception | None = None
+        self._tell = tell
+
+    def tell(self, event: Event) -> None:
+        """See `Listener`."""
+        if isinstance(event, Tokens):
+            self.fresh.extend(event.token_ids)
+        if self._tell is not None:
+            self._tell(event)
+
+    def fail(self, error: Exception) -> None:
+        """See `Listener`."""
+        self.error = error
 
 
 class Generation:
     """Iterate over it for the ids. Whoever leaves early calls `close`, or uses it in a `with`.
 
     Attributes:
-        params: what holds for it: the seed drawn, the model's own end-of-turn ids among `stop_ids`.
-        prompt_tokens: ids of the prompt.
+        params: what holds for it: everything filled in, the seed drawn, the model's own end-of-turn
+            ids among `stop_ids`.
         token_ids: new ids so far.
         finish_reason: None until it ended.
-        reused_tokens: prompt ids whose state the session still held.
     """
 
     def __init__(
-        self,
-        run: Callable[[Generation], Tokens],
-        params: SamplingParams,
-        prompt_tokens: int,
-        counts: Callable[[], ExpertCounts],
-        done: Callable[[Metrics], None],
-        memory: Callable[[Metrics], Metrics] = lambda metrics: metrics,
+        self, task: Task, ids: Ids, memory: Callable[[Metrics], Metrics] = lambda metrics: metrics
     ) -> None:
-        self.params = params
-        self.prompt_tokens = prompt_tokens
+        self.params: SamplingParams = task.request.params
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.reused_tokens = 0
-        self._requested = perf_counter()
-        self._ttft_s = self._prefill_s = self._decode_s = 0.0
-        self._counts = counts
-        self._before: ExpertCounts | None = None
-        self._experts = ExpertCounts()
-        self._tokens = run(self)
-        self._done, self._memory = done, memory
-        self._ended = False
+        self._task, self._ids, self._memory = task, ids, memory
 
-    def begin(self, reused_tokens: int) -> None:
-        """Say that its turn has come: traffic and time count from here on."""
-        self._before = self._counts()
-        self._started = perf_counter()
-        self.reused_tokens = reused_tokens
+    @property
+    def prompt_tokens(self) -> int:
+        """Ids of the prompt."""
+        return len(self._task.prompt)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt ids whose state was still there."""
+        return self._task.spent.reused_tokens
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> int:
-        self._started = perf_counter()
         try:
-            token = next(self._tokens)
+            token = next(self._ids)
         except StopIteration as end:
-            self._clock()
-            if end.value is not None:
-                self.finish_reason = end.value
-            self._end()
+            self.finish_reason = end.value or self.finish_reason
             raise StopIteration from None
-        except BaseException:
-            self._end()
-            raise
-        self._clock()
         self.token_ids.append(token)
         return token
-
-    def _clock(self) -> None:
-        now = perf_counter()
-        if self.token_ids:
-            self._decode_s += now - self._started
-        else:
-            self._ttft_s = now - self._requested
-            self._prefill_s = now - self._started
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if self._before is not None:
-            self._experts = self._counts() - self._before
-            self._done(self.metrics)
 
     def close(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End it here: nothing more is computed, and what it borrowed is given back."""
         if self.finish_reason is None:
             self.finish_reason = reason
-        self._tokens.close()
-        self._end()
+        self._ids.close()
 
     @property
     def metrics(self) -> Metrics:
-        """What this reply cost, and what memory the process has."""
-        own = Metrics(
-            num_requests=1,
-            prompt_tokens=self.prompt_tokens,
-            reused_tokens=self.reused_tokens,
-            completion_tokens=len(self.token_ids),
-            decode_tokens=max(0, len(self.token_ids) - 1),
-            ttft_s=self._ttft_s,
-            prefill_s=self._prefill_s,
-            decode_s=self._decode_s,
-            experts=self._experts,
-        )
-        return self._memory(own)
+        """What this reply cost, and what memory the process has.
+
+        Ids that nobody has asked for are not counted.
+        """
+        shown = len(self.token_ids)
+        metrics = self._task.metrics
+        counted = replace(metrics, completion_tokens=shown, decode_tokens=max(0, shown - 1))
+        return self._memory(counted)
 
     def __enter__(self) -> Self:
         return self

@@ -58,7 +58,12 @@ class Metrics:
         ttft_s: from the request to its first token, waiting included.
         prefill_s: time until the first token was chosen.
         decode_s: time for the others; what the caller does in between does not count.
-        experts: expert traffic.
+        experts: expert traffic; of one request, that of all passes it took part in.
+        num_running: replies being computed now.
+        num_waiting: requests whose turn has not come.
+        num_prefixes: conversations whose state is kept for what may follow.
+        kv_blocks: blocks of attention state, each of 64 positions.
+        kv_free_blocks: those that hold nothing.
         rss_bytes: memory of the process now.
         peak_rss_bytes: the most it ever was.
         ram_budget_bytes: what it may be.
@@ -74,6 +79,11 @@ class Metrics:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     experts: ExpertCounts = ExpertCounts()
+    num_running: int = 0
+    num_waiting: int = 0
+    num_prefixes: int = 0
+    kv_blocks: int = 0
+    kv_free_blocks: int = 0
     rss_bytes: int = 0
     peak_rss_bytes: int = 0
     ram_budget_bytes: int = 0

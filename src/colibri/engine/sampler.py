@@ -27,18 +27,21 @@ class Sampler:
         params: what was asked for.
         prompt: ids of the prompt, which the repetition penalty counts too.
         vocab_size: V.
+        index: of the reply among those to one prompt; each has random numbers of its own.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, index: int = 0
+    ) -> None:
         self._counts = np.zeros(vocab_size, np.int64)  # [V] how often each id is in the reply
         self._seen = np.zeros(vocab_size, np.bool_)  # [V] whether it is in prompt or reply
         self._seen[np.asarray(prompt, np.int64)] = True
         self._greedy = params.temperature == 0
-        self._transforms = [*self._penalties(params), *_filters(params)]
-        self._random = np.random.Generator(np.random.PCG64(params.seed))
+        self._penalties, self._filters = self._penalties_of(params), _filters(params)
+        self._random = np.random.Generator(np.random.PCG64(_seed(params.seed, index)))
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
-        """Choose a token from `logits [V]` and remember it.
+    def choose(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None) -> int:
+        """Choose a token from `logits [V]`, one of those `allowed [V]`, and remember it.
 
         Raises:
             NumericsError: a logit is not finite.
@@ -46,12 +49,22 @@ class Sampler:
         if not np.isfinite(logits).all():
             token = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise NumericsError(f"the logit of token {token} is {logits[token]}, not finite")
-        if self._greedy and not self._transforms:
+        if self._greedy and not self._penalties and allowed is None:
             return self._accept(int(logits.argmax()))
         values = logits.astype(np.float64)
-        for transform in self._transforms:
+        for transform in self._penalties:
+            values = transform(values)
+        if allowed is not None:
+            values[~allowed] = -np.inf
+        for transform in self._filters:
             values = transform(values)
         return self._accept(int(values.argmax()) if self._greedy else self._draw(values))
+
+    def force(self, token: int) -> int:
+        """Remember a token without a choice; random numbers go on as if it had been chosen."""
+        if not self._greedy:
+            self._random.random()
+        return self._accept(token)
 
     def _accept(self, token: int) -> int:
         self._counts[token] += 1
@@ -65,7 +78,7 @@ class Sampler:
         point = min(self._random.random() * total, np.nextafter(total, 0))
         return int(np.searchsorted(cumulated, point, side="right"))
 
-    def _penalties(self, params: SamplingParams) -> list[Transform]:
+    def _penalties_of(self, params: SamplingParams) -> list[Transform]:
         transforms: list[Transform] = []
         if params.repetition_penalty != 1:
             transforms.append(lambda x: penalize_seen(x, self._seen, params.repetition_penalty))
@@ -78,6 +91,11 @@ class Sampler:
             biases = np.fromiter(params.logit_bias.values(), np.float64)
             transforms.append(lambda x: add_bias(x, biased, biases))
         return transforms
+
+
+def _seed(seed: int | None, index: int) -> int | np.random.SeedSequence | None:
+    """Of a reply's own random numbers; those of the first are the seed's."""
+    return np.random.SeedSequence(seed, spawn_key=(index,)) if index else seed
 
 
 def _filters(params: SamplingParams) -> list[Transform]:

@@ -11,19 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.engine.forward import Cancelled, ForwardModel, Routes, SequenceState
+from colibri.engine.passes import Part, run_pass
 from colibri.errors import RequestError
-from colibri.kernels.api import Batch
 
 
 class Session:
-    """Owns ids and state; both always hold the same positions. Closing gives the blocks back."""
+    """Owns ids and state; both always hold the same positions. Closing gives the blocks back.
+
+    Attributes:
+        state: what the model keeps of the ids.
+        lock: held during a pass, so that nobody gives blocks back in the middle of one.
+    """
 
     def __init__(self, model: ForwardModel, state: SequenceState) -> None:
         self._model = model
-        self._state = state
+        self.state = state
         self._ids: list[int] = []
         self._closed = False
-        self._lock = threading.Lock()  # nobody gives blocks back in the middle of a pass
+        self.lock = threading.Lock()
 
     @property
     def ids(self) -> Sequence[int]:
@@ -52,38 +57,44 @@ class Session:
             Cancelled: `cancelled()` was true between two layers.
             RequestError: the session is closed.
         """
-        with self._lock:
-            return self._extend(ids, wanted, cancelled, routes)
+        leaving = None if cancelled is None else lambda: (0,) if cancelled() else ()
+        (logits,) = run_pass(self._model, [Part(self, ids, wanted)], leaving=leaving, routes=routes)
+        assert logits is not None  # the only member leaves by Cancelled
+        return logits
 
-    def _extend(
-        self,
-        ids: NDArray[np.int32],
-        wanted: NDArray[np.int32],
-        cancelled: Cancelled | None,
-        routes: Routes | None,
-    ) -> NDArray[np.float32]:
+    def begin(self, count: int) -> None:
+        """Make room for `count` more positions, which a pass is going to write.
+
+        Raises:
+            RequestError: the session is closed.
+            BudgetError, ContextLengthError: there is no room.
+        """
         if self._closed:
             raise RequestError("the session is closed: open a new one")
-        start, count = self.position, len(ids)
-        try:
-            self._state.reserve(start + count)
-            batch = Batch(
-                positions=np.arange(start, start + count, dtype=np.int32),
-                members=np.zeros(count, np.int32),
-                block_tables=np.atleast_2d(self._state.table),
-                cells=np.full(1, self._state.cell, np.int32),
-            )
-            logits = self._model.forward(ids, batch, wanted, cancelled=cancelled, routes=routes)
-        except BaseException:
-            del self._ids[self._state.truncate(start) :]
-            raise
+        self.state.reserve(self.position + count)
+
+    def commit(self, ids: NDArray[np.int32]) -> None:
+        """A pass has written these."""
         self._ids.extend(ids.tolist())
-        return logits
+
+    def roll_back(self) -> None:
+        """A pass has not ended: what it wrote is forgotten."""
+        del self._ids[self.state.truncate(self.position) :]
 
     def rewind(self, length: int) -> None:
         """Forget everything from position `length` on; a recurrent model may forget more."""
         if length < self.position:
-            del self._ids[self._state.truncate(length) :]
+            del self._ids[self.state.truncate(length) :]
+
+    def fork(self, length: int) -> Session:
+        """Another session that begins with the first `length` ids, or fewer if recurrent.
+
+        Raises:
+            BudgetError: there is no room.
+        """
+        other = Session(self._model, self.state.fork(length))
+        other._ids = self._ids[: self.state.reachable(length)]
+        return other
 
     @property
     def is_closed(self) -> bool:
@@ -93,11 +104,11 @@ class Session:
     @property
     def is_recurrent(self) -> bool:
         """Whether it can be rewound to snapshots only."""
-        return self._state.is_recurrent
+        return self.state.is_recurrent
 
     def snapshot(self) -> None:
         """Remember this position, for a later `rewind` of a recurrent model."""
-        self._state.snapshot()
+        self.state.snapshot()
 
     def rewind_to_prefix_of(self, ids: Sequence[int]) -> int:
         """Keep what `ids` starts with, but never all of `ids`: its last token has to be run.
@@ -105,18 +116,22 @@ class Session:
         Returns:
             The number of positions kept.
         """
-        pairs = zip(self._ids, ids[:-1], strict=False)
-        kept = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-        self.rewind(min(self.position, len(ids) - 1) if kept is None else kept)
+        self.rewind(self.common_prefix(ids))
         return self.position
+
+    def common_prefix(self, ids: Sequence[int]) -> int:
+        """With how many of `ids` it begins, the last of them aside."""
+        pairs = zip(self._ids, ids[:-1], strict=False)
+        differs = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        return min(self.position, len(ids) - 1) if differs is None else differs
 
     def close(self) -> None:
         """Wait for a pass that is running, then give the blocks back; closing twice is fine."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._closed = True
                 self._ids.clear()
-                self._state.close()
+                self.state.close()
 
     def __enter__(self) -> Self:
         return self

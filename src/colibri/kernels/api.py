@@ -11,7 +11,7 @@ neighbours, on threads or on chunking (docs/ARCHITECTURE.md, "Numerics").
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
@@ -190,6 +190,10 @@ class Batch:
     members: Ints
     block_tables: Ints
     cells: Ints = field(default_factory=lambda: np.full(1, -1, np.int32))
+
+    def narrowed(self, keep: NDArray[np.bool_]) -> Batch:
+        """Rows `keep [T]` only, of the same sequences."""
+        return replace(self, positions=self.positions[keep], members=self.members[keep])
 
 
 @dataclass(frozen=True, slots=True)

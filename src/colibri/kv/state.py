@@ -15,6 +15,7 @@ from colibri.errors import BudgetError, ContextLengthError
 from colibri.kernels.api import KV_BLOCK, Ints
 
 NO_CELL = -1
+MOST_SNAPSHOTS = 2  # of one sequence: before the end of a prompt, and one older
 
 
 class Blocks(Protocol):
@@ -109,19 +110,32 @@ class KVState:
         self._blocks += self._pool.allocate(needed - len(self._blocks))
         self._length = length
 
+    def missing(self, length: int) -> tuple[int, int]:
+        """Blocks, and cells, that `reserve(length)` would take."""
+        cells = int(self.is_recurrent and self._cell == NO_CELL)
+        return max(0, _num_blocks(length) - len(self._blocks)), cells
+
     def snapshot(self) -> None:
         """Remember the recurrent state as it is now, if there is one and a cell for it.
 
-        Where all cells are taken, this sequence's oldest snapshot makes room.
+        Where all cells are taken, or this sequence has two, its oldest snapshot makes room.
         """
         if self._cell == NO_CELL or self._length in self._snapshots:
             return
-        cell = self._pool.allocate_cell()
+        room = len(self._snapshots) < MOST_SNAPSHOTS
+        cell = self._pool.allocate_cell() if room else None
         if cell is None and self._snapshots:
             cell = self._snapshots.pop(next(iter(self._snapshots)))
         if cell is not None:
             self._pool.copy_cell(self._cell, cell)
             self._snapshots[self._length] = cell
+
+    def reachable(self, length: int) -> int:
+        """How many of the first `length` positions another sequence can begin with."""
+        if not self.is_recurrent:
+            return min(length, self._length)
+        kept = [*self._snapshots, self._length]
+        return max((at for at in kept if at <= length), default=0)
 
     def truncate(self, length: int) -> int:
         """Forget positions from `length` on; return how many remain.
@@ -148,23 +162,28 @@ class KVState:
         return length
 
     def fork(self, length: int) -> KVState:
-        """Another sequence with the same first positions: whole blocks are shared, never copied.
+        """Another sequence with the first `reachable(length)` positions.
 
-        Args:
-            length: positions to have in common, a multiple of 64, at most `length`; of a recurrent
-                state all of them.
+        Whole blocks are shared, never copied; a last one that is not whole is.
+
+        Raises:
+            BudgetError: no block or no cell is free. Nothing has changed then.
         """
-        if length % KV_BLOCK or not 0 <= length <= self._length:
-            raise ValueError(f"{length} is no whole number of blocks below {self._length}")
-        if self.is_recurrent and length != self._length:
-            raise ValueError(f"a recurrent state of {self._length} positions is shared whole")
-        other = KVState(self._pool)
-        if self._cell != NO_CELL:
-            other._cell = other._new_cell()
-            self._pool.copy_cell(self._cell, other._cell)
-        other._blocks = self._blocks[: length // KV_BLOCK]
+        length = self.reachable(length)
+        other, whole = KVState(self._pool), length // KV_BLOCK
+        try:
+            if self._cell != NO_CELL and length:
+                other._cell = other._new_cell()
+                self._pool.copy_cell(self._snapshots.get(length, self._cell), other._cell)
+            if length % KV_BLOCK:
+                other._blocks = self._pool.allocate(1)
+                self._pool.copy(self._blocks[whole], other._blocks[0])
+        except BudgetError:
+            other.close()
+            raise
+        self._pool.share(self._blocks[:whole])
+        other._blocks = self._blocks[:whole] + other._blocks
         other._length = length
-        self._pool.share(other._blocks)
         return other
 
     def close(self) -> None:

@@ -10,8 +10,10 @@ from typing import Any, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.engine import Engine, EngineLimits, Ids
+from colibri.engine.engine import Engine
+from colibri.engine.engine import TokenIds as Ids
 from colibri.engine.forward import Cancelled, Progress, Routes
+from colibri.engine.limits import EngineLimits
 from colibri.engine.metrics import ExpertCounts, Metrics
 from colibri.engine.session import Session
 from colibri.errors import RequestError, TextError
@@ -49,13 +51,16 @@ class LLM:
             vocab_size=prepared.config.num_ids,
             context_length=prepared.plan.context_length,
             prefill_chunk=prepared.plan.prefill_chunk,
+            max_sessions=prepared.plan.max_sessions,
+            max_waiting=prepared.settings.max_waiting,
+            max_stall_s=prepared.settings.max_stall,
             eos_ids=prepared.eos_ids,
             ram_budget_bytes=prepared.plan.budget_bytes,
             lossy=prepared.lossy,
             max_context_length=prepared.config.max_position_embeddings,
         )
         runner = model if route_trace is None else TracedModel(model, route_trace)
-        self._engine = Engine(runner, model.kv.open_state, _counts_of(model), limits)
+        self._engine = Engine(runner, model.kv, _counts_of(model), limits)
 
     @classmethod
     def open(
@@ -84,9 +89,14 @@ class LLM:
         return cls.from_settings(Settings.resolve(**settings), progress)
 
     @classmethod
-    def from_settings(cls, settings: Settings, progress: LoadProgress | None = None) -> Self:
-        """Open what the settings say; see `open`."""
-        opened = open_model(settings, progress)
+    def from_settings(
+        cls, settings: Settings, progress: LoadProgress | None = None, other_bytes: int = 0
+    ) -> Self:
+        """Open what the settings say; see `open`.
+
+        `other_bytes` is resident memory of other processes of the program, part of the budget.
+        """
+        opened = open_model(settings, progress, other_bytes)
         return cls(opened.prepared, opened.model, opened.heat, opened.route_trace)
 
     @property
@@ -101,6 +111,15 @@ class LLM:
             f"<LLM {prepared.directory}: {closed}{plan.num_slots:,} of {plan.num_experts:,} "
             f"experts in memory, context {plan.context_length:,}, {prepared.kernels.name} kernels>"
         )
+
+    @property
+    def engine(self) -> Engine:
+        """What computes, for those who want many requests computed together.
+
+        Raises:
+            RequestError: the model is closed.
+        """
+        return self._running()
 
     @property
     def has_chat_template(self) -> bool:

@@ -114,8 +114,8 @@ class Prepared:
         )
 
 
-def prepare(settings: Settings) -> Prepared:
-    """Read everything but weights, then plan.
+def prepare(settings: Settings, other_bytes: int = 0) -> Prepared:
+    """Read everything but weights, then plan; `other_bytes` of the budget are in use elsewhere.
 
     The tokenizer comes first, and what its loading freed goes back to the system, so that the
     process is measured as it will stay.
@@ -132,7 +132,7 @@ def prepare(settings: Settings) -> Prepared:
     defaults = GenerationDefaults.load(directory)
     kernels = make_kernels(settings)
     malloc_trim()
-    plan = plan_model(description, settings.memory, kernels, process_rss())
+    plan = plan_model(description, settings.memory, kernels, process_rss() + other_bytes)
     return Prepared(settings, description, tokenizer, template, defaults, kernels, plan)
 
 
@@ -146,14 +146,16 @@ class Opened:
     route_trace: RouteTrace | None = None
 
 
-def open_model(settings: Settings, progress: LoadProgress | None = None) -> Opened:
-    """Prepare and load; large checkpoints take their time for both."""
+def open_model(
+    settings: Settings, progress: LoadProgress | None = None, other_bytes: int = 0
+) -> Opened:
+    """Prepare and load; large checkpoints take their time for both. See `prepare`."""
     if progress is None:
-        prepared = prepare(settings)
+        prepared = prepare(settings, other_bytes)
     else:
         stage = f"opening {find_model(settings)}"
         progress(stage, 0, 1)
-        prepared = prepare(settings)
+        prepared = prepare(settings, other_bytes)
         progress(stage, 1, 1)
     _warn(prepared)
     route_trace = prepared.route_trace()

@@ -13,17 +13,20 @@ their pass has ended; one that was cancelled or failed leaves none.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.forward import Cancelled, ForwardModel, Routes
+from colibri.engine.forward import ForwardModel, Leaving, Routes
 from colibri.errors import SettingsError
 from colibri.kernels.api import Batch, Routing
 
 FORMAT = 1
+# Layer, experts `[T, A]`, their weights `[T, A]`.
+Chosen: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.float32]]
 
 
 class RouteTrace:
@@ -54,14 +57,14 @@ class RouteTrace:
         }
         self._file.write(json.dumps(head) + "\n")
 
-    def add(self, ids: NDArray[np.int32], batch: Batch, routes: list[tuple[int, Routing]]) -> None:
+    def add(self, ids: NDArray[np.int32], batch: Batch, routes: list[Chosen]) -> None:
         """Write a pass over `ids [T]`."""
         rows = list(zip(batch.positions.tolist(), ids.tolist(), strict=True))
         lines = []
-        for layer, routing in routes:
-            weights = np.round(routing.weights.astype(np.float64), 5).tolist()
+        for layer, chosen, given in routes:
+            weights = np.round(given.astype(np.float64), 5).tolist()
             for (position, token), experts, shares in zip(
-                rows, routing.ids.tolist(), weights, strict=True
+                rows, chosen.tolist(), weights, strict=True
             ):
                 line = [self._passes, position, token, layer, experts, shares]
                 lines.append(json.dumps(line, separators=(",", ":")) + "\n")
@@ -85,17 +88,24 @@ class TracedModel:
         batch: Batch,
         wanted: NDArray[np.int32],
         *,
-        cancelled: Cancelled | None = None,
+        leaving: Leaving | None = None,
         routes: Routes | None = None,
     ) -> NDArray[np.float32]:
-        """As `ForwardModel.forward`."""
-        seen: list[tuple[int, Routing]] = []
+        """As `ForwardModel.forward`; members that leave leave no lines."""
+        there = np.ones(len(ids), np.bool_)  # [T] rows whose member has not left
+        seen: list[tuple[int, Routing, NDArray[np.bool_]]] = []
+
+        def departing() -> Sequence[int]:
+            left = () if leaving is None else leaving()
+            there[np.isin(batch.members, left)] = False
+            return left
 
         def keep(layer: int, routing: Routing) -> None:
-            seen.append((layer, routing))
+            seen.append((layer, routing, there.copy()))
             if routes is not None:
                 routes(layer, routing)
 
-        logits = self._model.forward(ids, batch, wanted, cancelled=cancelled, routes=keep)
-        self._trace.add(ids, batch, seen)
+        logits = self._model.forward(ids, batch, wanted, leaving=departing, routes=keep)
+        stayed = [(layer, r.ids[there[was]], r.weights[there[was]]) for layer, r, was in seen]
+        self._trace.add(ids[there], batch.narrowed(there), stayed)
         return logits

@@ -65,7 +65,7 @@ def load_model(
         if spans is not None:
             resources.callback(lambda: spans.close(**asdict(store.stats)))
         weights = _load_dense(description, resources, progress)
-        kernels.reserve(description.blueprint.limits(plan.prefill_chunk))
+        kernels.reserve(description.blueprint.limits(plan.max_rows))
         states = description.blueprint.states()
         pool = KVPool(states, plan.num_kv_blocks, KV_FORMATS[plan.kv_format], plan.num_cells)
         resources.callback(pool.close)

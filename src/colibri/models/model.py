@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from colibri.errors import Cancelled
 from colibri.formats import Floats
@@ -67,32 +70,39 @@ class Model:
         batch: Batch,
         wanted: Ints,
         *,
-        cancelled: Callable[[], bool] | None = None,
+        leaving: Callable[[], Sequence[int]] | None = None,
         routes: RouteListener | None = None,
     ) -> Floats:
         """Compute one step of `ids [T]` and return the logits `[R, V]` of the rows `wanted [R]`.
 
         The batch's blocks must be reserved before; K and V of all rows are written into them.
-        `cancelled` is asked between layers; `routes` sees each sparse layer's routing.
+        `leaving` is asked before each layer which members of the batch have left since; their rows
+        go no further, have no logits, and what they wrote must be rewound. `routes` sees each
+        sparse layer's routing.
 
         Raises:
-            Cancelled: `cancelled` said so; K and V of this step are then incomplete and must be
-                rewound. NumericsError, ReadError: from the layers.
+            Cancelled: all members have left.
+            NumericsError, ReadError: from the layers.
         """
         step = Step(self.kernels, self.store, batch, ids, routes)
         if self.spans is None:
-            return self._run(step, wanted, cancelled)
+            return self._run(step, wanted, leaving)
         with self.spans.span("forward", rows=len(ids)):
-            logits = self._run(step, wanted, cancelled)
+            logits = self._run(step, wanted, leaving)
         self.spans.flush()
         return logits
 
-    def _run(self, step: Step, wanted: Ints, cancelled: Callable[[], bool] | None) -> Floats:
+    def _run(self, step: Step, wanted: Ints, leaving: Callable[[], Sequence[int]] | None) -> Floats:
         x = self.trunk.embed(step)
-        step.look_ahead = look_ahead = self._begin_look_ahead(x)
+        look_ahead = step.look_ahead = self._begin_look_ahead(x)
         for number, layer in enumerate(self.layers):
-            if cancelled is not None and cancelled():
-                raise Cancelled("the request was cancelled")
+            left = () if leaving is None else leaving()
+            if len(left):
+                keep = ~np.isin(step.batch.members, left)
+                x, step, wanted = x[keep], step.narrowed(keep), renumbered(wanted, keep)
+                step.look_ahead = None  # it looks at the rows that were there
+                if not len(x):
+                    raise Cancelled("the request was cancelled")
             for sublayer in layer.sublayers:
                 if self.spans is None:
                     sublayer.step(step, x, x)
@@ -133,3 +143,10 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def renumbered(rows: Ints, keep: NDArray[np.bool_]) -> Ints:
+    """Those of `rows [R]` that are kept, counted among the kept `[T]`."""
+    numbers = np.cumsum(keep, dtype=np.int32) - np.int32(1)
+    found: Ints = numbers[rows[keep[rows]]]
+    return found

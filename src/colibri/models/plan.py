@@ -13,7 +13,7 @@ from colibri.errors import BudgetError, SettingsError
 from colibri.formats import BF16, F16, F32, INT8_ROWS
 from colibri.kernels.api import KV_BLOCK, Kernels, Limits
 from colibri.kernels.mapping import mapping_nbytes
-from colibri.kv import KVFormat, block_nbytes, cell_nbytes
+from colibri.kv import MOST_SNAPSHOTS, KVFormat, block_nbytes, cell_nbytes
 from colibri.memory.arena import num_buffers, staging_nbytes
 from colibri.memory.budget import usable_bytes
 from colibri.memory.slot_classes import divide, divide_slots, minimum_slots, slots_nbytes
@@ -23,7 +23,6 @@ from colibri.units import format_bytes, format_bytes_up
 KV_FORMATS: dict[str, KVFormat] = {fmt.name: fmt for fmt in (F32, BF16, F16, INT8_ROWS)}
 _SLOT_SHARE = 0.98  # of what is left; the rest absorbs what cannot be foreseen to the byte
 _KV_SHARE = 0.25  # of what the dense part leaves, unless `kv_ram` says otherwise
-_SNAPSHOTS = 2  # of a recurrent state: before the end of a prompt, and one older
 _ALLOWANCE = (
     24 << 20
 )  # growth of the process after it was measured: Python objects, reader stacks, page tables
@@ -42,7 +41,8 @@ class MemoryConfig:
         kv: format of the K/V pool, `auto` for the checkpoint's own float format.
         kv_ram: bytes for K/V; None means a quarter of what dense leaves at most.
         context_length: positions of one session; None means what fits `kv_ram`.
-        prefill_chunk: rows of the largest step.
+        prefill_chunk: prompt tokens of the largest step.
+        max_sessions: replies that are computed together.
     """
 
     ram: int | None = None
@@ -51,6 +51,7 @@ class MemoryConfig:
     kv_ram: int | None = None
     context_length: int | None = None
     prefill_chunk: int = 512
+    max_sessions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,23 @@ class Plan:
     num_kv_blocks: int
     num_cells: int  # one a sequence, and one a snapshot
     prefill_chunk: int
+    max_sessions: int
     slots: tuple[int, ...]  # of each class, in the order of `slot_classes`
     num_slots: int
     num_experts: int
     record_bytes: int  # of the largest expert
     bytes_per_token_cold: int  # read for one token when nothing is resident
+
+    @property
+    def max_rows(self) -> int:
+        """Of the largest step: prompt tokens, and a token of every other reply."""
+        return self.prefill_chunk + self.max_sessions - 1
+
+    @property
+    def _positions(self) -> int:
+        """Of all sessions."""
+        alone = self.max_sessions == 1
+        return self.context_length if alone else self.num_kv_blocks * KV_BLOCK
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of each share, for printing."""
@@ -85,7 +98,7 @@ class Plan:
             ("dense weights", self.dense_bytes),
             ("workspace", self.workspace_bytes),
             *([("staging", self.staging_bytes)] if self.staging_bytes else []),
-            (f"K/V of {self.context_length:,} positions ({self.kv_format})", self.kv_bytes),
+            (f"K/V of {self._positions:,} positions ({self.kv_format})", self.kv_bytes),
             *recurrent,
             (f"{self.num_slots:,} of {self.num_experts:,} experts", self.slots_bytes),
             ("spare", self.spare_bytes),
@@ -129,16 +142,17 @@ class _Planner:
         # No step has more rows than the context has positions.
         longest = memory.context_length or self.config.max_position_embeddings
         self.chunk = min(memory.prefill_chunk, longest)
-        limits = description.blueprint.limits(self.chunk)
+        limits = description.blueprint.limits(self.chunk + memory.max_sessions - 1)
         self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(
-            limits, description.blueprint.demand.array_width
+            limits, description.blueprint.demand.array_width, memory.max_sessions
         )
         buffer = staging_nbytes(self.experts)
         self.staging = mapping_nbytes(num_buffers(buffer) * buffer)
         self.kv_format = self._kv_format()
         states = description.blueprint.states()
         self.kv_block = block_nbytes(states, self.kv_format)
-        self.cells = 1 + _SNAPSHOTS if cell_nbytes(states) else 0
+        each = 1 + MOST_SNAPSHOTS if cell_nbytes(states) else 0
+        self.cells = memory.max_sessions * each
         self.recurrent = mapping_nbytes(self.cells * cell_nbytes(states))
 
     def plan(self) -> Plan:
@@ -173,6 +187,7 @@ class _Planner:
             num_kv_blocks=blocks,
             num_cells=self.cells,
             prefill_chunk=self.chunk,
+            max_sessions=self.memory.max_sessions,
             slots=slots,
             num_slots=sum(slots),
             num_experts=sum(layer.num_experts for layer in self.experts.layers),
@@ -192,22 +207,22 @@ class _Planner:
             ) from None
 
     def _kv_room(self, after_fixed: int, slots_bytes: int) -> int:
-        """Bytes for K/V: at least one block, at most what all positions of the model take."""
+        """Bytes for K/V: at least a block, or the context asked for; at most one a session."""
         limit, wanted = self.config.max_position_embeddings, self.memory.context_length
         if wanted is not None and not 0 < wanted <= limit:
             raise SettingsError(
                 f"context_length = {wanted:,} is out of range; this model takes 1 to {limit:,}"
             )
-        most = -(-(wanted or limit) // KV_BLOCK) * self.kv_block
-        room = self.memory.kv_ram
-        least = self.kv_block if wanted is None else most
+        one = -(-(wanted or limit) // KV_BLOCK) * self.kv_block
+        sessions, room = self.memory.max_sessions, self.memory.kv_ram
+        least = self.kv_block if wanted is None else one
         if room is not None and room < least:
             raise BudgetError(self._kv_too_small(room, least))
-        if wanted is not None:
-            return most
+        if wanted is not None and sessions == 1:
+            return one
         if room is None:
             room = min(int(max(after_fixed, 0) * _KV_SHARE), after_fixed - slots_bytes)
-        return min(max(room, self.kv_block), most)
+        return min(max(room, least), sessions * one)
 
     def _kv_too_small(self, room: int, least: int) -> str:
         fitting = room // self.kv_block * KV_BLOCK
@@ -267,9 +282,10 @@ class _Planner:
         )
 
 
-def _arrays_nbytes(limits: Limits, array_width: int) -> int:
+def _arrays_nbytes(limits: Limits, array_width: int, sessions: int) -> int:
     """NumPy arrays of one step, and logits while one is sampled.
 
     Rows are of hidden_size, and of `array_width` floats inside one sublayer.
     """
-    return 4 * limits.rows * (5 * limits.hidden_size + array_width) + 8 * 6 * limits.vocab_size
+    rows = 4 * limits.rows * (5 * limits.hidden_size + array_width)
+    return rows + (8 * 6 + 4 * (sessions - 1)) * limits.vocab_size

@@ -23,7 +23,6 @@ from colibri.kernels.api import (
     SlotFailed,
     Swiglu,
 )
-from colibri.memory.expert_store import ExpertStore
 from colibri.nn.ffn import bind_glu, glu_parameters
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, Weights, bind_linear
@@ -199,7 +198,8 @@ class BoundMoE(BoundSublayer):
 
         Raises:
             NumericsError: a router row is not finite.
-            ReadError: the disk failed for one of the experts.
+            ReadError: the disk failed for one of the experts. Both name the `members` of the batch
+                that they concern.
         """
         kernels, store = step.kernels, step.store
         routing = self._route(step, x)
@@ -210,9 +210,9 @@ class BoundMoE(BoundSublayer):
             with store.lease(self.layer, routing.experts) as slots:
                 if step.look_ahead is not None:
                     step.look_ahead(self.layer, routing.experts)
-                self._add(kernels, store, routing, routing.experts, slots, mixed)
+                self._add(step, routing, routing.experts, slots, mixed)
         else:
-            self._add_in_groups(kernels, store, routing, mixed)
+            self._add_in_groups(step, routing, mixed)
         if routing.shared is not None:
             for shared, weights in zip(self.weighed, routing.shared.T, strict=True):
                 out = np.zeros_like(x)
@@ -232,10 +232,9 @@ class BoundMoE(BoundSublayer):
         ranked = routing.ids.ravel()[np.argsort(-routing.weights, axis=None, kind="stable")]
         return ranked[np.sort(np.unique(ranked, return_index=True)[1])]
 
-    def _add_in_groups(
-        self, kernels: Kernels, store: ExpertStore, routing: Routing, y: Floats
-    ) -> None:
+    def _add_in_groups(self, step: Step, routing: Routing, y: Floats) -> None:
         """Two groups share the arena: while one is computed, the next is being read."""
+        store = step.store
         store.expect(self.layer, routing.experts)
         capacity = store.capacity(self.layer)
         groups = _groups(routing.experts, max(1, capacity // 2))
@@ -243,7 +242,7 @@ class BoundMoE(BoundSublayer):
         if capacity == 1:
             for group, lease in zip(groups, leases, strict=True):
                 with lease as slots:
-                    self._add(kernels, store, routing, group, slots, y)
+                    self._add(step, routing, group, slots, y)
             return
         with ExitStack() as coming:
             slots = coming.enter_context(leases[0])
@@ -252,31 +251,28 @@ class BoundMoE(BoundSublayer):
                     held = slots
                     for lease in leases[number + 1 : number + 2]:
                         slots = coming.enter_context(lease)
-                    self._add(kernels, store, routing, group, held, y)
+                    self._add(step, routing, group, held, y)
 
-    def _add(
-        self,
-        kernels: Kernels,
-        store: ExpertStore,
-        routing: Routing,
-        experts: Ints,
-        slots: Ints,
-        y: Floats,
-    ) -> None:
+    def _add(self, step: Step, routing: Routing, experts: Ints, slots: Ints, y: Floats) -> None:
         try:
-            kernels.moe_step(self.experts, routing, experts, slots, store.table, y)
+            step.kernels.moe_step(self.experts, routing, experts, slots, step.store.table, y)
         except SlotFailed as failed:
-            raise store.failure(failed.slot) from None
+            wanted = np.isin(routing.ids, experts[slots == failed.slot]).any(axis=1)
+            error = step.store.failure(failed.slot)
+            error.members = frozenset(step.batch.members[wanted].tolist())
+            raise error from None
 
     def _route(self, step: Step, x: Floats) -> Routing:
         try:
             return step.kernels.route_step(self.router, x)
         except NonFiniteRow as broken:
             position = int(step.batch.positions[broken.row])
-            raise NumericsError(
+            error = NumericsError(
                 f"layer {self.layer}: the router's input at position {position} is not finite; the "
                 "checkpoint's weights are damaged or overflow in float32: fetch it again"
-            ) from None
+            )
+            error.members = frozenset((int(step.batch.members[broken.row]),))
+            raise error from None
 
 
 def _groups(experts: Ints, size: int) -> list[Ints]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
 from colibri.formats import Floats
@@ -42,6 +43,13 @@ class Step:
     look_ahead: LookAhead | None = None
     _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
     _selections: dict[int, Ints] = field(default_factory=dict)
+
+    def narrowed(self, keep: NDArray[np.bool_]) -> Step:
+        """The rest of the pass for rows `keep [T]` only; what was selected for them stands."""
+        selected = {top_k: found[keep] for top_k, found in self._selections.items()}
+        batch, look = self.batch.narrowed(keep), self.look_ahead
+        ids = self.ids[keep]
+        return Step(self.kernels, self.store, batch, ids, self.routes, look, _selections=selected)
 
     def rope(self, rope: Rope) -> RopeTable:
         """Cosine and sine of the batch's positions, computed once for equal embeddings."""

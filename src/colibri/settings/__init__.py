@@ -25,6 +25,7 @@ from colibri.settings.parsing import (
     parse_eviction,
     parse_paths,
     parse_prefetch,
+    parse_seconds,
     parse_size,
     parse_slots,
     parse_switch,
@@ -99,6 +100,21 @@ class Settings:
     )
     prefill_chunk: int = knob(
         512, parse_count, "TOKENS", "Prompt tokens in one pass; a pass reads each expert once"
+    )
+    max_sessions: int = knob(
+        1,
+        parse_count,
+        "N",
+        "Replies that are computed together; a pass reads each expert once for all of them",
+    )
+    max_waiting: int = knob(
+        64, parse_count, "N", "Requests that may wait for their turn; more are turned away"
+    )
+    max_stall: float = knob(
+        2.0,
+        parse_seconds,
+        "SECONDS",
+        "How long replies may wait for their next token while a prompt is read",
     )
     threads: int | None = knob(
         None, parse_count, "N", "Threads of the native kernels; by default one a core"
@@ -307,6 +323,7 @@ class Settings:
             kv_ram=self.kv_ram,
             context_length=self.context_length,
             prefill_chunk=self.prefill_chunk,
+            max_sessions=self.max_sessions,
         )
 
 

@@ -5,6 +5,7 @@ Each function returns the value or raises ValueError that says what is wanted, o
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,20 @@ def parse_count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("a whole number of at least 1")
     return value
+
+
+def parse_seconds(value: object) -> float:
+    """Return a time of more than nothing, from a number or its digits."""
+    wanted = "a number of seconds, more than 0"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(wanted)
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(wanted)
+    return seconds
 
 
 def parse_size(value: object) -> int:

@@ -96,6 +96,11 @@ def test_sampling_flags_reach_the_request(coli: Coli) -> None:
     assert coli("run", "hi", "--stop", "STOP", "--stop", "zzz").stdout == "hello \n"
     assert coli("run", "hi", "--stop-id", str(ord("l"))).stdout == "he\n"
     assert coli("run", "hi", "--max-tokens", "2").stdout == "he\n"
+    assert (
+        coli("run", "hi", "--logit-bias", f"{ord('l')}=-100", "--max-tokens", "2").stdout == "he\n"
+    )
+    bad = coli("run", "hi", "--logit-bias", "5")
+    assert (bad.exit_code, "give a token id and a number" in bad.stderr) == (2, True)
     assert coli("run", "hi", "--max-tokens", "17", "--ignore-eos").stdout == "hello STOP more\n"
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from colibri.engine.prefill import prefill, teacher_forced
 from colibri.engine.session import Session
+from colibri.engine.teacher_forcing import teacher_forced
 from colibri.errors import Cancelled, RequestError
 from tests.unit.engine.counter import CounterModel
 
@@ -10,26 +10,19 @@ IDS = [7, 3, 9, 200, 1, 5, 80, 6, 6, 2]
 
 
 def open_session(model: CounterModel) -> Session:
-    return Session(model, model.open_state())
+    return Session(model, model.kv.open_state())
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
 def test_chunks_change_nothing(chunk: int) -> None:
     whole = teacher_forced(open_session(CounterModel()), IDS, len(IDS))
     assert (teacher_forced(open_session(CounterModel()), IDS, chunk) == whole).all()
-    assert (prefill(open_session(CounterModel()), IDS, chunk) == whole[-1]).all()
 
 
 def test_a_pass_takes_a_whole_chunk() -> None:
     model = CounterModel()
-    prefill(open_session(model), IDS, 4)
+    teacher_forced(open_session(model), IDS, 4)
     assert model.passes == [4, 4, 2]
-
-
-def test_progress_starts_at_nothing_and_ends_at_all() -> None:
-    seen: list[tuple[int, int]] = []
-    prefill(open_session(CounterModel()), IDS, 4, progress=lambda *step: seen.append(step))
-    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
 
 
 def test_rewind_and_go_on_equals_a_fresh_session() -> None:
@@ -54,22 +47,22 @@ def test_rewind_and_go_on_equals_a_fresh_session() -> None:
 )
 def test_the_common_prefix_is_kept(ids: list[int], kept: int) -> None:
     session = open_session(CounterModel())
-    prefill(session, IDS, 100)
+    teacher_forced(session, IDS, 100)
     assert session.rewind_to_prefix_of(ids) == session.position == kept
 
 
 def test_a_failed_pass_leaves_the_session_as_it_was() -> None:
     model = CounterModel()
     session = open_session(model)
-    prefill(session, IDS, 100)
+    teacher_forced(session, IDS, 100)
 
     def fail(_pass: int, _layer: int) -> None:
         raise OSError("disk")
 
     model.before_layer = fail
     with pytest.raises(OSError, match="disk"):
-        prefill(session, list(range(100)), 100)
-    assert (list(session.ids), len(model.states[0].table)) == (IDS, 1)
+        teacher_forced(session, list(range(100)), 100)
+    assert (list(session.ids), len(session.state.table)) == (IDS, 1)
 
 
 def test_cancel_is_honoured_between_layers_and_keeps_whole_passes() -> None:
@@ -78,7 +71,7 @@ def test_cancel_is_honoured_between_layers_and_keeps_whole_passes() -> None:
     reached: list[tuple[int, int]] = []
     model.before_layer = lambda number, layer: reached.append((number, layer))
     with pytest.raises(Cancelled):
-        prefill(session, IDS, 4, cancelled=lambda: reached[-1] == (2, 1))
+        teacher_forced(session, IDS, 4, cancelled=lambda: reached[-1] == (2, 1))
     assert reached[-1] == (2, 1)
     assert list(session.ids) == IDS[:4]
 
@@ -87,7 +80,7 @@ def test_close_gives_the_blocks_back_once() -> None:
     model = CounterModel()
     free = sorted(model.free)
     with open_session(model) as session:
-        prefill(session, list(range(200)), 100)
+        teacher_forced(session, list(range(200)), 100)
         assert len(model.free) == len(free) - 4
         session.close()
     assert sorted(model.free) == free

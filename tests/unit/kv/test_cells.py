@@ -116,9 +116,38 @@ def test_a_fork_has_a_copy() -> None:
     child = state.fork(64)
     fill(of, state, 6)
     assert (held(of, child), held(of, state)) == (5, 6)
+
+
+def test_a_fork_begins_where_the_state_can() -> None:
+    of = pool(4)
+    state = of.open_state()
     state.reserve(70)
-    with pytest.raises(ValueError, match="shared whole"):
-        state.fork(64)
+    fill(of, state, 5)
+    state.snapshot()
+    state.reserve(80)
+    fill(of, state, 6)
+    assert [state.reachable(n) for n in (69, 70, 79, 80, 99)] == [0, 70, 70, 80, 80]
+    child = state.fork(79)
+    assert (child.length, held(of, child), len(child.table)) == (70, 5, 2)
+    assert child.table[0] == state.table[0]
+    assert child.table[1] != state.table[1]
+    assert state.fork(50).length == 0
+    assert of.num_free_cells == 1
+    state.fork(80).reserve(81)
+    free = of.num_free
+    with pytest.raises(BudgetError, match="all 4 cells"):
+        state.fork(80)
+    assert of.num_free == free
+
+
+def test_no_sequence_has_more_than_two_snapshots() -> None:
+    of = pool(9)
+    state = of.open_state()
+    for length in range(1, 6):
+        state.reserve(length)
+        state.snapshot()
+    assert of.num_free_cells == 6
+    assert [state.reachable(length) for length in (3, 4, 5)] == [0, 4, 5]
 
 
 @pytest.mark.parametrize(("stride", "entries"), [(1, 64), (4, 16), (64, 1), (128, 1)])

@@ -98,12 +98,30 @@ def test_the_copy_of_a_shared_block_has_its_contents() -> None:
     assert np.array_equal(copied, data[: pool.block_nbytes])
 
 
-def test_a_prefix_is_shared_in_whole_blocks() -> None:
-    state = KVPool(SHAPES, 3, F32).open_state()
+def test_a_fork_copies_the_block_that_is_not_whole() -> None:
+    pool = KVPool(SHAPES, 4, F32)
+    state = pool.open_state()
     state.reserve(100)
-    for length in (63, 128, -64):
-        with pytest.raises(ValueError, match="whole number of blocks"):
-            state.fork(length)
+    data = pool.layer(0).planes[0].pool
+    data[pool.block_nbytes : 2 * pool.block_nbytes] = 7
+    child = state.fork(90)
+    assert (child.length, child.table.tolist(), state.table.tolist()) == (90, [0, 2], [0, 1])
+    assert (data[2 * pool.block_nbytes : 3 * pool.block_nbytes] == 7).all()
+    assert state.fork(1000).length == 100
+    with pytest.raises(BudgetError, match="0 of 4 blocks"):
+        state.fork(100)
+    assert state.fork(64).table.tolist() == [0]
+
+
+def test_what_is_missing_is_known_before() -> None:
+    state = KVPool(SHAPES, 3, F32).open_state()
+    assert [state.missing(n) for n in (0, 1, 65)] == [(0, 0), (1, 0), (2, 0)]
+    state.reserve(64)
+    assert [state.missing(n) for n in (64, 65)] == [(0, 0), (1, 0)]
+    recurrent = KVPool([StateShape(cell_nbytes=8)], 3, F32, 1).open_state()
+    assert recurrent.missing(1) == (1, 1)
+    recurrent.reserve(1)
+    assert recurrent.missing(1) == (0, 0)
 
 
 def test_closing_keeps_views_valid() -> None:
@@ -158,7 +176,13 @@ class Sequences(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         state = self.any_state(data)
-        self.states.append(state.fork(64 * data.draw(st.integers(0, state.length // 64))))
+        length = data.draw(st.integers(0, state.length))
+        if length % 64 and not self.pool.num_free:
+            with pytest.raises(BudgetError):
+                state.fork(length)
+        else:
+            self.states.append(state.fork(length))
+            assert self.states[-1].length == length
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())

@@ -77,7 +77,6 @@ class FakeModel(CounterModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = SimpleNamespace(open_state=self.open_state)
         self.store = FakeStore(self)
         self.prefetcher = SimpleNamespace(stats=LookaheadStats())
         self.closed = 0
@@ -112,6 +111,7 @@ def make_llm(
     plan = SimpleNamespace(
         context_length=context_length,
         prefill_chunk=prefill_chunk,
+        max_sessions=1,
         budget_bytes=2**40,
         num_slots=8,
         num_experts=16,

@@ -1,0 +1,109 @@
+"""Idle sessions: state that finished requests left, for those that begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.engine.session import Session
+from colibri.errors import BudgetError
+
+
+class Prefixes:
+    """Idle sessions, the least recently used first. A shared prefix is reference-counted.
+
+    Args:
+        open_session: an empty session.
+    """
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        self._open_session = open_session
+        self._idle: dict[Session, NDArray[np.int32]] = {}  # with their ids `[T]`
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """All that are kept."""
+        return tuple(self._idle)
+
+    def borrow(
+        self, ids: NDArray[np.int32], running: Iterable[Session] = (), *, idle: bool = True
+    ) -> Session:
+        """A session that holds as much of `ids [T]` as any does, but never all of it.
+
+        Any of `running`, that is; and of the `idle` ones where they are allowed.
+
+        An idle one that `ids` goes on from is handed out itself; otherwise the common beginning is
+        shared, whole blocks of it without a copy.
+        """
+        candidates = dict(self._idle) if idle else {}
+        candidates |= {s: np.asarray(s.ids, np.int32) for s in running}
+        donor, length = _longest(ids[:-1], candidates)
+        if donor is None:
+            return self._open_session()
+        kept = self._idle.pop(donor, None)
+        if kept is not None and length == len(kept):
+            return donor
+        fork = self._fork(donor, length)
+        if kept is None:
+            return fork or self._open_session()
+        if fork is None:
+            return self._cut(donor, length)
+        self._idle[donor] = kept
+        return fork
+
+    def _fork(self, donor: Session, length: int) -> Session | None:
+        """None where there is no room for the block that is not whole, or for a cell."""
+        while True:
+            try:
+                return donor.fork(length)
+            except BudgetError:
+                if not self.evict():
+                    return None
+
+    def _cut(self, donor: Session, length: int) -> Session:
+        try:
+            donor.rewind(length)
+        except BudgetError:  # its last block is another's too
+            donor.close()
+            return self._open_session()
+        return donor
+
+    def keep(self, session: Session) -> None:
+        """Its request has ended: others may use what it holds."""
+        if session.position:
+            self._idle[session] = np.asarray(session.ids, np.int32)
+        else:
+            session.close()
+
+    def evict(self) -> bool:
+        """Give up the least recently used; False where there is none."""
+        oldest = next(iter(self._idle), None)
+        if oldest is None:
+            return False
+        del self._idle[oldest]
+        oldest.close()
+        return True
+
+
+def _longest(
+    ids: NDArray[np.int32], candidates: Mapping[Session, NDArray[np.int32]]
+) -> tuple[Session | None, int]:
+    """Who can lend most of the beginning of `ids [T]`, and how much; the first of equals."""
+    best: tuple[Session | None, int] = None, 0
+    for session, held in candidates.items():
+        length = session.state.reachable(common_length(held, ids))
+        if length > best[1]:
+            best = session, length
+    return best
+
+
+def common_length(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    """With how many equal ids both begin."""
+    shorter = min(len(first), len(second))
+    differing = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differing[0]) if differing.size else shorter
