@@ -30,6 +30,7 @@ def encode_chat(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     **variables: Any,
 ) -> list[int]:
     """Render a conversation and encode it.
@@ -43,6 +44,8 @@ def encode_chat(
         messages: the conversation, oldest first.
         tools: the functions on offer, as JSON schemas; untrusted.
         add_generation_prompt: whether to open the assistant's turn.
+        continue_final_message: leave out what the template writes behind the last message's text,
+            so that the model goes on with it.
         variables: further variables of the template; `documents` is untrusted.
 
     Raises:
@@ -56,7 +59,19 @@ def encode_chat(
         add_generation_prompt=add_generation_prompt,
         **{k: guard.value(v) if k in _UNTRUSTED_VARIABLES else v for k, v in variables.items()},
     )
+    if continue_final_message:
+        rendered = _up_to_text(rendered, messages[-1], f"the chat template of {template.where}")
     return guard.encode(rendered)
+
+
+def _up_to_text(rendered: str, message: Message, where: str) -> str:
+    """A rendering that ends with the text of its last message."""
+    content = message.get("content")
+    text = content.rstrip() if isinstance(content, str) else ""
+    at = rendered.rfind(text.lstrip()) if text else -1
+    if at < 0:
+        raise TextError(f"{where} does not show the text of the last message: it cannot be gone on")
+    return rendered[: at + len(text.lstrip())]
 
 
 def _unused_mark(template: ChatTemplate, *inputs: object) -> str:

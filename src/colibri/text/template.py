@@ -28,6 +28,7 @@ class ChatTemplate:
 
     Attributes:
         sources: the templates' jinja text by name.
+        where: the file, for messages.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ChatTemplate:
         """
         self.sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
-        self._where = where
+        self.where = where
         environment = _environment(now)
         self._templates = {
             name: _compile(environment, source, f"{where} ({name})")
@@ -106,15 +107,15 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except _RefusedError as error:
-            raise TextError(f"{self._where} refuses the conversation: {error}") from error
+            raise TextError(f"{self.where} refuses the conversation: {error}") from error
         except Exception as error:  # a template is a program: it can fail in any way
             reason = f"{type(error).__name__}: {error}"
-            raise TextError(f"{self._where} fails on the conversation: {reason}") from error
+            raise TextError(f"{self.where} fails on the conversation: {reason}") from error
 
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise TextError(f"{self._where} has no template 'default', only {list(self.sources)}")
+            raise TextError(f"{self.where} has no template 'default', only {list(self.sources)}")
         return self._templates[name]
 
 

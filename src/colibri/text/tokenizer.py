@@ -123,6 +123,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
+    def ids_within(self, texts: Iterable[str]) -> frozenset[int]:
+        """Control tokens whose spelling is one of the texts or a part of one."""
+        known = tuple(texts)
+        return frozenset(t.id for t in self.control_tokens if any(t.text in text for text in known))
+
     @cached_property
     def spellings(self) -> Spellings:
         """Finds spelled control tokens in a text."""

@@ -1,0 +1,254 @@
+"""The one path of generation: from ids and parameters to events of text, for every endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from colibri.engine.messages import Done, Finished, Logprobs, Tokens
+from colibri.engine.metrics import Metrics
+from colibri.engine.request import FinishReason, GenerateRequest
+from colibri.engine.service import Reply
+from colibri.server.prompts import Prompt
+from colibri.text import Detokenizer, StopStrings, Tokenizer
+from colibri.text.dialects import Channel, Event, ReplyParser, TextDelta, ToolCall
+
+
+class EndReason(StrEnum):
+    """Why a reply ended, as clients see it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's bytes and log probability, and those of the likeliest in its place."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The token as text."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of one reply."""
+
+    choice: int
+    events: tuple[Event, ...]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One reply has ended; `stop` is the stop string that did it."""
+
+    choice: int
+    reason: EndReason
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """All replies have ended."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    metrics: Metrics
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and replies."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+Output: TypeAlias = Delta | Ended | Totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request as every endpoint puts it.
+
+    Attributes:
+        prompt: what goes to the engine, and how its replies are read.
+        request: what the engine is asked.
+        stop: stop strings; they are looked for in content, not in reasoning and not in tool calls.
+    """
+
+    prompt: Prompt
+    request: GenerateRequest
+    stop: tuple[str, ...] = ()
+
+
+class ReplyText:
+    """From token ids of one reply to its events."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: tuple[str, ...]) -> None:
+        self._parser: ReplyParser | None = None
+        keep = frozenset[int]()
+        if prompt.dialect is not None:
+            self._parser = ReplyParser(prompt.dialect, prompt.tools, prompt=prompt.tail)
+            keep = tokenizer.ids_within(prompt.dialect.markers)
+        self._detokenizer = Detokenizer(tokenizer, keep=keep)
+        self._stops = StopStrings(stop)
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.matched
+
+    @property
+    def is_content(self) -> bool:
+        """Whether what comes next is content."""
+        return self._parser is None or self._parser.is_content
+
+    def push(self, token: int) -> list[Event]:
+        """Events that a token makes certain."""
+        return self._cut(self._parsed(self._detokenizer.push(token)))
+
+    def finish(self) -> list[Event]:
+        """What was held back."""
+        if self.matched is not None:
+            return []
+        events = self._parsed(self._detokenizer.finish())
+        events += [] if self._parser is None else self._parser.finish()
+        return self._cut(events) + _text(self._stops.finish())
+
+    def _parsed(self, text: str) -> list[Event]:
+        return _text(text) if self._parser is None else self._parser.push(text)
+
+    def _cut(self, events: list[Event]) -> list[Event]:
+        """The events before the first stop string."""
+        shown: list[Event] = []
+        for event in events:
+            if self.matched is not None:
+                break
+            if isinstance(event, TextDelta) and event.channel is Channel.CONTENT:
+                shown += _text(self._stops.push(event.text)[0])
+            else:
+                shown += [*_text(self._stops.finish()), event]
+        return shown
+
+
+def _text(text: str) -> list[Event]:
+    return [TextDelta(Channel.CONTENT, text)] if text else []
+
+
+@dataclass
+class _Choice:
+    """One of the replies that are being made."""
+
+    text: ReplyText | None
+    num_tokens: int = 0
+    num_reasoning: int = 0
+    has_calls: bool = False
+    has_ended: bool = False
+    waiting: list[TokenLogprob] = field(default_factory=list)
+
+
+class Replies:
+    """The replies to one request, as they come; use it in `async with`."""
+
+    def __init__(self, ask: Ask, reply: Reply, tokenizer: Tokenizer | None) -> None:
+        self.ask = ask
+        self.params = reply.params
+        self._reply = reply
+        self._tokenizer = tokenizer
+        self._choices = [self._new_choice() for _ in range(ask.request.n)]
+
+    def _new_choice(self) -> _Choice:
+        if self._tokenizer is None:
+            return _Choice(None)
+        return _Choice(ReplyText(self._tokenizer, self.ask.prompt, self.ask.stop))
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        """What there is to tell, in order; `Totals` is the last."""
+        async for event in self._reply:
+            match event:
+                case Tokens():
+                    for output in self._tokens(event):
+                        yield output
+                case Finished():
+                    for output in self._finished(event):
+                        yield output
+                case Done():
+                    yield self._totals(event.metrics)
+
+    def _tokens(self, event: Tokens) -> list[Output]:
+        choice = self._choices[event.choice]
+        events: list[Event] = []
+        taken: list[int] = []
+        for index, token in enumerate(event.token_ids):
+            if choice.has_ended:
+                break
+            taken.append(token)
+            choice.num_tokens += 1
+            was_content = choice.text is None or choice.text.is_content
+            events += self._push(choice, token)
+            if event.logprobs is not None and was_content:
+                self._note(choice, token, event.logprobs[index])
+        if not events and not taken:
+            return []
+        outputs: list[Output] = [self._delta(event.choice, choice, events, taken)]
+        if choice.text is not None and choice.text.matched is not None and not choice.has_ended:
+            choice.has_ended = True
+            self._reply.cancel(event.choice, FinishReason.STOP)
+            outputs.append(Ended(event.choice, EndReason.STOP, choice.text.matched))
+        return outputs
+
+    def _push(self, choice: _Choice, token: int) -> list[Event]:
+        if choice.text is None or token in self.params.stop_ids:
+            return []
+        choice.num_reasoning += not choice.text.is_content
+        return choice.text.push(token) if choice.text.matched is None else []
+
+    def _note(self, choice: _Choice, token: int, found: Logprobs) -> None:
+        """Keep a log probability for the next delta; only content has them."""
+        if token in self.params.stop_ids or (choice.text and not choice.text.is_content):
+            return
+        top = tuple((self._bytes(id), logprob) for id, logprob in found.top)
+        choice.waiting.append(TokenLogprob(self._bytes(token), found.chosen, top))
+
+    def _bytes(self, token: int) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+    def _delta(self, index: int, choice: _Choice, events: list[Event], ids: list[int]) -> Delta:
+        choice.has_calls |= any(isinstance(event, ToolCall) for event in events)
+        waiting, choice.waiting = tuple(choice.waiting), []
+        return Delta(index, tuple(events), tuple(ids), waiting)
+
+    def _finished(self, event: Finished) -> list[Output]:
+        choice = self._choices[event.choice]
+        if choice.has_ended:
+            return []
+        choice.has_ended = True
+        outputs: list[Output] = []
+        rest = [] if choice.text is None else choice.text.finish()
+        if rest:
+            outputs.append(self._delta(event.choice, choice, rest, []))
+        stop = None if choice.text is None else choice.text.matched
+        reason = EndReason(event.reason) if stop is None else EndReason.STOP
+        if reason is EndReason.STOP and choice.has_calls:
+            reason = EndReason.TOOL_CALLS
+        return [*outputs, Ended(event.choice, reason, stop)]
+
+    def _totals(self, metrics: Metrics) -> Totals:
+        return Totals(
+            prompt_tokens=len(self.ask.request.prompt),
+            cached_tokens=metrics.reused_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            reasoning_tokens=sum(choice.num_reasoning for choice in self._choices),
+            metrics=metrics,
+        )

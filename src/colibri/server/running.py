@@ -1,0 +1,112 @@
+"""The server's life: the engine and HTTP start together, and end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvicorn
+
+from colibri.engine.messages import Ready
+from colibri.server.app import create_app
+from colibri.server.serving import Serving
+
+_HEADER_BYTES = 64 << 10
+_KEEP_ALIVE_S = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """Where the server listens.
+
+    Attributes:
+        host: an address or a name.
+        port: 0 takes a free one.
+        max_connections: more are refused with 503.
+        drain_s: how long running requests may take to end when the server is stopped.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_connections: int = 512
+    drain_s: float = 10.0
+
+
+class Server(uvicorn.Server):
+    """Stops the engine first: it refuses new requests while running ones end."""
+
+    def __init__(self, serving: Serving, binding: Binding) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(serving),
+                host=binding.host,
+                port=binding.port,
+                lifespan="off",
+                ws="none",
+                http="h11",
+                loop="asyncio",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=binding.max_connections,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(binding.drain_s)),
+                h11_max_incomplete_event_size=_HEADER_BYTES,
+            )
+        )
+        self._engine = serving.engine
+        self._drain_s = binding.drain_s
+        self.listening = asyncio.Event()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens on."""
+        found = self.servers[0].sockets[0].getsockname()
+        return found[0], found[1]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        if self.started:
+            self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end, refuse others, and stop."""
+        closing = asyncio.create_task(self._engine.close(self._drain_s))
+        await super().shutdown(sockets)
+        await closing
+
+
+async def run(
+    serving: Serving,
+    binding: Binding,
+    *,
+    on_listening: Callable[[str, int], None] = lambda host, port: None,
+    on_ready: Callable[[Ready], None] = lambda ready: None,
+) -> None:
+    """Serve until a signal says stop; HTTP answers while the model is still being loaded.
+
+    Raises:
+        CheckpointError, BudgetError, …: why the engine cannot be started, as its type.
+        OSError: the address cannot be bound.
+    """
+    server = Server(serving, binding)
+    starting = asyncio.create_task(serving.engine.start())
+    running = asyncio.create_task(server.serve())
+    listening = asyncio.create_task(server.listening.wait())
+    await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if server.listening.is_set():
+            on_listening(*server.address)
+            await asyncio.wait({starting, running}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not running.done():
+                on_ready(starting.result())
+    except Exception:
+        server.should_exit = True
+        raise
+    finally:
+        await running
+        listening.cancel()
+        starting.cancel()
