@@ -145,3 +145,31 @@ int32_t colibri_delta_rows(colibri_context *ctx, const colibri_delta_rule *layer
                            int64_t beta_stride, float *out) {
     return ctx->table->delta_rows(ctx, layer, state, rows, q, q_stride, k, k_stride, v, v_stride, decay, decay_stride, beta, beta_stride, out);
 }
+
+int32_t colibri_pool_rows(colibri_context *ctx, const colibri_pooling *layer, const colibri_cell_layer *state, const colibri_cell_rows *rows,
+                          const colibri_batch *batch, const colibri_plane *plane, float *values, const float *gates) {
+    return ctx->table->pool_rows(ctx, layer, state, rows, batch, plane, values, gates);
+}
+
+int32_t colibri_select_entries(colibri_context *ctx, const colibri_entry_indexer *layer, const colibri_batch *batch, const colibri_plane *plane,
+                               float *q, const float *weights, int32_t *selected) {
+    return ctx->table->select_entries(ctx, layer, batch, plane, q, weights, selected);
+}
+
+int32_t colibri_shared_key_rows(colibri_context *ctx, const colibri_shared_key *layer, const colibri_batch *batch,
+                                const colibri_shared_key_state *state, float *q, float *k) {
+    return ctx->table->shared_key_rows(ctx, layer, batch, state, q, k);
+}
+
+int32_t colibri_matmul_groups(colibri_context *ctx, const colibri_matrix *m, int32_t num_groups, const float *x, int32_t rows, float *out) {
+    return ctx->table->matmul_groups(ctx, m, num_groups, x, rows, out);
+}
+
+int32_t colibri_read_streams(colibri_context *ctx, const colibri_stream_mix *mix, const float *x, int32_t rows, float *weights, float *out) {
+    return ctx->table->read_streams(ctx, mix, x, rows, weights, out);
+}
+
+int32_t colibri_write_streams(colibri_context *ctx, const colibri_stream_mix *mix, const float *weights, const float *y, int32_t rows,
+                              int32_t width, float *x) {
+    return ctx->table->write_streams(ctx, mix, weights, y, rows, width, x);
+}

@@ -5,6 +5,8 @@
 #include "kern_moe.h"
 #include "kern_recurrent.h"
 #include "kern_route.h"
+#include "kern_shared_key.h"
+#include "kern_streams.h"
 #include "kern_table.h"
 
 /* The most that any step within the limits takes: the steps' own bookkeeping, run without memory. */
@@ -90,4 +92,10 @@ const colibri_table TABLE_NAME(ISA) = {
     .decay_rows = decay_rows,
     .conv_rows = conv_rows,
     .delta_rows = delta_rows,
+    .pool_rows = pool_rows,
+    .select_entries = select_entries,
+    .shared_key_rows = shared_key_rows,
+    .matmul_groups = matmul_groups,
+    .read_streams = read_streams,
+    .write_streams = write_streams,
 };

@@ -1,4 +1,4 @@
-/* Which keys a row sees: the lightning indexer's scores of all earlier positions, and the exact best of them. */
+/* Which keys a row sees: the lightning indexer's scores of all earlier entries, and the exact best of them. */
 #ifndef COLIBRI_KERN_INDEX_H
 #define COLIBRI_KERN_INDEX_H
 
@@ -8,14 +8,14 @@
 enum { MOST_INDEX_HEADS = 128, MOST_INDEX_DIM = 256, INDEX_ROWS = 8 /* whose scores are kept at once, at least */ };
 
 typedef struct {
-    const colibri_indexer *layer;
     const colibri_batch *batch;
     const colibri_plane *plane;
     const float *q;       /* [rows, n hd] of the rows at hand, rotated */
     const float *weights; /* [batch rows, n] */
     float *scores;        /* [num_rows, width] */
     int32_t *selected;    /* [batch rows, top_k] */
-    int64_t top_k, width;
+    int64_t heads, head_dim, top_k, width;
+    float scale;
     int64_t q_row;                /* the row that q begins with */
     int64_t first_row, num_rows;  /* the rows whose scores are kept */
 } index_job;
@@ -35,10 +35,12 @@ static void add_heads(const float *p, int n, int heads, const float *weights, fl
     }
 }
 
-/* Scores of positions [first, last] of a row. */
-static void score_positions(const index_job *job, int64_t row, int64_t first, int64_t last, float *scores) {
-    const colibri_indexer *layer = job->layer;
-    const int64_t hd = layer->head_dim, heads = layer->num_heads;
+/* Entries of a row that are scored. */
+static int64_t num_scored(const index_job *job, int64_t row) { return entries_seen(job->batch->positions[row], job->plane->stride); }
+
+/* Scores of entries [first, last] of a row. */
+static void score_entries(const index_job *job, int64_t row, int64_t first, int64_t last, float *scores) {
+    const int64_t hd = job->head_dim, heads = job->heads;
     _Alignas(64) float q[(MOST_INDEX_HEADS + LANES - 1) / LANES][MOST_INDEX_DIM * LANES], keys[BLOCK * MOST_INDEX_DIM], p[BLOCK * LANES];
     _Alignas(64) float a[BLOCK * 16];
     for (int64_t h = 0; h < heads; h += LANES) {
@@ -46,12 +48,12 @@ static void score_positions(const index_job *job, int64_t row, int64_t first, in
     }
     for (int64_t start = first; start <= last; start += BLOCK) {
         const int n = (int)(last - start + 1 < BLOCK ? last - start + 1 : BLOCK);
-        for (int j = 0; j < n; j++) get_position(job->plane, job->batch, row, start + j, keys + j * hd);
+        for (int j = 0; j < n; j++) get_entry(job->plane, job->batch, row, start + j, keys + j * hd);
         memset(a, 0, sizeof a);
         for (int64_t h = 0; h < heads; h += LANES) {
             const int left = (int)(heads - h < LANES ? heads - h : LANES);
             score_keys(left > 16 ? 2 : 1, keys, n, hd, q[h / LANES], p);
-            add_heads(p, n, left, job->weights + row * heads + h, layer->scale, a);
+            add_heads(p, n, left, job->weights + row * heads + h, job->scale, a);
         }
         for (int j = 0; j < n; j++) scores[start - first + j] = vf16_sum(vf16_f32(a + j * 16)) + 0.0f; /* -0 becomes 0, and ties with it */
     }
@@ -61,9 +63,9 @@ static void score_splits(void *arg, int64_t begin, int64_t end) {
     const index_job *job = arg;
     const int64_t splits = (job->width + SPLIT - 1) / SPLIT;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t row = job->first_row + i / splits, first = i % splits * SPLIT, position = job->batch->positions[row];
-        const int64_t last = position < first + SPLIT - 1 ? position : first + SPLIT - 1;
-        if (position >= job->top_k && first <= last) score_positions(job, row, first, last, job->scores + i / splits * job->width + first);
+        const int64_t row = job->first_row + i / splits, first = i % splits * SPLIT, num = num_scored(job, row);
+        const int64_t last = num < first + SPLIT ? num - 1 : first + SPLIT - 1;
+        if (num > job->top_k && first <= last) score_entries(job, row, first, last, job->scores + i / splits * job->width + first);
     }
 }
 
@@ -94,13 +96,13 @@ static uint32_t kth_largest(const float *x, int64_t n, int64_t k, int64_t *over)
 static void select_rows(void *arg, int64_t begin, int64_t end) {
     const index_job *job = arg;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t row = job->first_row + i, num = (int64_t)job->batch->positions[row] + 1;
+        const int64_t row = job->first_row + i, num = num_scored(job, row);
         const float *scores = job->scores + i * job->width;
         int32_t *out = job->selected + row * job->top_k;
         int64_t over;
         if (num <= job->top_k) continue;
         const uint32_t least = kth_largest(scores, num, job->top_k, &over);
-        int64_t ties = job->top_k - over; /* the lowest positions among those that score the least */
+        int64_t ties = job->top_k - over; /* the lowest entries among those that score the least */
         for (int64_t s = 0; s < num; s++) {
             const uint32_t u = ordered(scores[s]);
             if (u > least || (u == least && ties-- > 0)) *out++ = (int32_t)s;
@@ -110,10 +112,10 @@ static void select_rows(void *arg, int64_t begin, int64_t end) {
 
 /* Selects for rows [first, first + num), of which `scores` [capacity] keeps as many at once as fit. */
 static void index_rows(colibri_context *ctx, index_job *job, int64_t first, int64_t num, int64_t capacity) {
-    int64_t last = 0;
-    for (int64_t t = first; t < first + num; t++) last = job->batch->positions[t] > last ? job->batch->positions[t] : last;
-    if (last < job->top_k) return;
-    job->width = last + 1;
+    int64_t most_scored = 0;
+    for (int64_t t = first; t < first + num; t++) most_scored = num_scored(job, t) > most_scored ? num_scored(job, t) : most_scored;
+    if (most_scored <= job->top_k) return;
+    job->width = most_scored;
     const int64_t most = capacity / job->width;
     for (int64_t t = first; t < first + num; t += most) {
         job->first_row = t, job->num_rows = first + num - t < most ? first + num - t : most;

@@ -18,13 +18,13 @@ static void keep_positions(void *arg, int64_t begin, int64_t end) {
         if (job->q_low) latent_norm(&layer->q_norm, job->q_low + t * layer->q_norm.width);
         latent_norm(&layer->kv_norm, kv);
         rope_row(layer->rope_pairs, half, cos, sin, kv + job->r);
-        put_position(&job->state->latent, job->batch, t, position, kv);
-        put_position(&job->state->rope_key, job->batch, t, position, kv + job->r);
+        put_entry(&job->state->latent, job->batch, t, position, kv);
+        put_entry(&job->state->rope_key, job->batch, t, position, kv + job->r);
         if (index->q_proj.rows == 0) continue;
         float *k = job->index_key + t * index->head_dim;
         layer_norm(k, index->k_norm.weight, index->k_norm_bias, index->k_norm.eps, index->head_dim, k);
         rope_row(index->rope_pairs, index->rotary_dim / 2, cos, sin, k);
-        put_position(&job->state->index_key, job->batch, t, position, k);
+        put_entry(&job->state->index_key, job->batch, t, position, k);
     }
 }
 
@@ -49,7 +49,7 @@ static latent_memory take_latent(bump *b, int64_t rows, const latent_sizes *s, f
     m.q = take_floats(b, n * s->heads * s->head_dim);
     m.queries = take_floats(b, n * s->heads * s->key_width);
     m.values = take_floats(b, n * s->heads * s->value_dim);
-    m.parts = take_floats(b, LATENT_PARTS * part_size(s->latent));
+    m.parts = take_floats(b, LANE_PARTS * part_size(s->latent));
     m.index_key = take_floats(b, rows * s->index_dim);
     m.index_weights = take_floats(b, rows * s->index_heads);
     m.index_q = take_floats(b, n * s->index_heads * s->index_dim);
@@ -108,7 +108,8 @@ static void select_keys(colibri_context *ctx, const latent_job *job, const laten
     rope_job rope = {job, m->index_q};
     linear_one(ctx, &index->q_proj, &m->q_in, job->rows, m->index_q, STORE);
     pool_run(ctx->pool, rotate_index_rows, &rope, job->rows, 1);
-    index_job choice = {.layer = index, .batch = job->batch, .plane = &job->state->index_key, .q = m->index_q, .q_row = job->first};
+    index_job choice = {.heads = index->num_heads, .head_dim = index->head_dim, .scale = index->scale, .batch = job->batch, .q_row = job->first};
+    choice.plane = &job->state->index_key, choice.q = m->index_q;
     choice.weights = m->index_weights, choice.scores = m->scores, choice.selected = job->state->selected, choice.top_k = job->layer->top_k;
     index_rows(ctx, &choice, job->first, job->rows, m->num_scores);
 }

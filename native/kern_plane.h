@@ -1,8 +1,20 @@
-/* Planes of the pool: one row of numbers for each position of a sequence, 64 to a block. */
+/* Planes of the pool: rows of numbers, an entry for every `stride` positions of a sequence (one each, usually). */
 #ifndef COLIBRI_KERN_PLANE_H
 #define COLIBRI_KERN_PLANE_H
 
 #include "kern_attend.h"
+
+/* The last position of an entry, in whose block it lies. */
+static inline int64_t entry_end(const colibri_plane *plane, int64_t entry) {
+    return plane->stride == 1 ? entry : (entry + 1) * plane->stride - 1;
+}
+
+/* Its place in that block. */
+static inline int64_t entry_place(const colibri_plane *plane, int64_t end) {
+    return plane->stride == 1 ? end % BLOCK : end % BLOCK / plane->stride;
+}
+
+static int64_t entries_of_block(const colibri_plane *plane) { return plane->stride < BLOCK ? BLOCK / plane->stride : 1; }
 
 /* The block of the row's sequence that holds `position`. */
 static uint8_t *plane_block(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t position) {
@@ -11,40 +23,45 @@ static uint8_t *plane_block(const colibri_plane *plane, const colibri_batch *bat
 }
 
 static int64_t plane_nbytes(const colibri_plane *plane) {
-    return BLOCK * ((int64_t)plane->width * item_size(plane->format) + (plane->format == INT8_ROWS_CODE ? 4 : 0));
+    return entries_of_block(plane) * ((int64_t)plane->width * item_size(plane->format) + (plane->format == INT8_ROWS_CODE ? 4 : 0));
 }
 
-static uint8_t *plane_scale(const colibri_plane *plane, uint8_t *block, int64_t position) {
-    return block + BLOCK * (int64_t)plane->width + position % BLOCK * 4;
+static uint8_t *plane_scale(const colibri_plane *plane, uint8_t *block, int64_t place) {
+    return block + entries_of_block(plane) * plane->width + place * 4;
 }
 
 /* Rounds x [width] into its place. */
-static void put_position(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t position, const float *x) {
-    uint8_t *block = plane_block(plane, batch, row, position), *to = block + position % BLOCK * plane->width * item_size(plane->format);
+static void put_entry(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t entry, const float *x) {
+    const int64_t end = entry_end(plane, entry), place = entry_place(plane, end);
+    uint8_t *block = plane_block(plane, batch, row, end), *to = block + place * plane->width * item_size(plane->format);
     if (plane->format != INT8_ROWS_CODE) {
         narrow(plane->format, x, plane->width, to);
         return;
     }
     const float scale = narrow_row(x, plane->width, to);
-    memcpy(plane_scale(plane, block, position), &scale, sizeof scale);
+    memcpy(plane_scale(plane, block, place), &scale, sizeof scale);
 }
 
-/* Widens what the row's sequence keeps of a position to x [width]. */
-static void get_position(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t position, float *x) {
-    uint8_t *block = plane_block(plane, batch, row, position);
-    widen(plane->format, block + position % BLOCK * plane->width * item_size(plane->format), plane->width, x);
+/* Widens what the row's sequence keeps as an entry to x [width]. */
+static void get_entry(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t entry, float *x) {
+    const int64_t end = entry_end(plane, entry), place = entry_place(plane, end);
+    uint8_t *block = plane_block(plane, batch, row, end);
+    widen(plane->format, block + place * plane->width * item_size(plane->format), plane->width, x);
     if (plane->format == INT8_ROWS_CODE) {
         float scale;
-        memcpy(&scale, plane_scale(plane, block, position), sizeof scale);
+        memcpy(&scale, plane_scale(plane, block, place), sizeof scale);
         for (int64_t i = 0; i < plane->width; i++) x[i] *= scale;
     }
 }
 
-/* Asks for a position that will be needed in a while. */
-static void fetch_position(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t position) {
-    const int64_t nbytes = (int64_t)plane->width * item_size(plane->format);
-    fetch(plane_block(plane, batch, row, position) + position % BLOCK * nbytes, nbytes);
+/* Asks for an entry that will be needed in a while. */
+static void fetch_entry(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t entry) {
+    const int64_t nbytes = (int64_t)plane->width * item_size(plane->format), end = entry_end(plane, entry);
+    fetch(plane_block(plane, batch, row, end) + entry_place(plane, end) * nbytes, nbytes);
 }
+
+/* Entries that a row sees: those that are complete. */
+static inline int64_t entries_seen(int64_t position, int64_t stride) { return stride == 1 ? position + 1 : (position + 1) / stride; }
 
 /* The first row whose sequence or blocks are out of range, or -1. */
 static int32_t bad_plane_row(const colibri_plane *plane, const colibri_batch *b) {

@@ -28,6 +28,18 @@ static void sigmoid_row(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = sigmoid(x[i]);
 }
 
+static void sqrt_softplus_row(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = __builtin_sqrtf(softplus(x[i]));
+}
+
+static void score_row(int32_t scoring, float *x, int64_t n) {
+    switch (scoring) {
+    case COLIBRI_SIGMOID: sigmoid_row(x, n); break;
+    case COLIBRI_SQRT_SOFTPLUS: sqrt_softplus_row(x, n); break;
+    default: softmax_row(x, n); break;
+    }
+}
+
 static int finite_row(const float *x, int64_t n) {
     uint32_t most = 0;
     for (int64_t i = 0; i < n; i++) most = (bits_of(x[i]) & 0x7fffffff) > most ? bits_of(x[i]) & 0x7fffffff : most;
@@ -100,11 +112,12 @@ static void route_rows(void *arg, int64_t begin, int64_t end) {
         int32_t *ids = job->routing->ids + t * A;
         job->bad[t] = !finite_row(p, E + S);
         if (job->bad[t]) continue;
-        if (layer->scoring == COLIBRI_SIGMOID) sigmoid_row(p, E + S);
-        else softmax_row(p, E + S);
-        for (int64_t e = 0; e < E; e++) choice[e] = layer->bias ? p[e] + layer->bias[e] : p[e];
-        if (layer->num_groups > 1) keep_groups(layer, choice);
-        take_largest(choice, E, (int32_t)A, ids);
+        score_row(layer->scoring, p, E + S);
+        if (!job->routing->given) {
+            for (int64_t e = 0; e < E; e++) choice[e] = layer->bias ? p[e] + layer->bias[e] : p[e];
+            if (layer->num_groups > 1) keep_groups(layer, choice);
+            take_largest(choice, E, (int32_t)A, ids);
+        }
         weigh(layer, p, ids, job->routing->weights + t * A, job->routing->shared + t * S);
     }
 }
@@ -140,6 +153,10 @@ static int32_t route_step(colibri_context *ctx, const colibri_router *layer, con
     const route_memory m = take_route(&b, routing->hidden, rows, D, layer->gate.rows, top_code(ctx), groups_needed(ctx, gate, 1));
     if (!fits(&b)) return COLIBRI_WORKSPACE;
     if (layer->num_experts_per_tok > E || layer->num_groups > MOST_GROUPS || layer->group_top > 16) return COLIBRI_ARGUMENT;
+    for (int64_t i = 0; routing->given && i < rows * layer->num_experts_per_tok; i++) {
+        ctx->where = (int32_t)(i / layer->num_experts_per_tok);
+        if (routing->ids[i] < 0 || routing->ids[i] >= E) return COLIBRI_ARGUMENT;
+    }
     norm_input(ctx, &m.in, &layer->norm, x, routing->hidden, rows);
     linear_one(ctx, &layer->gate, &m.in, rows, m.probabilities, STORE);
     route_job job = {layer, routing, m.probabilities, m.choice, m.bad};

@@ -26,6 +26,15 @@ struct colibri_table {
     int32_t (*conv_rows)(colibri_context *, const colibri_short_conv *, const colibri_cell_layer *, const colibri_cell_rows *, float *, int64_t);
     int32_t (*delta_rows)(colibri_context *, const colibri_delta_rule *, const colibri_cell_layer *, const colibri_cell_rows *, const float *,
                           int64_t, const float *, int64_t, const float *, int64_t, const float *, int64_t, const float *, int64_t, float *);
+    int32_t (*pool_rows)(colibri_context *, const colibri_pooling *, const colibri_cell_layer *, const colibri_cell_rows *, const colibri_batch *,
+                         const colibri_plane *, float *, const float *);
+    int32_t (*select_entries)(colibri_context *, const colibri_entry_indexer *, const colibri_batch *, const colibri_plane *, float *,
+                              const float *, int32_t *);
+    int32_t (*shared_key_rows)(colibri_context *, const colibri_shared_key *, const colibri_batch *, const colibri_shared_key_state *, float *,
+                               float *);
+    int32_t (*matmul_groups)(colibri_context *, const colibri_matrix *, int32_t, const float *, int32_t, float *);
+    int32_t (*read_streams)(colibri_context *, const colibri_stream_mix *, const float *, int32_t, float *, float *);
+    int32_t (*write_streams)(colibri_context *, const colibri_stream_mix *, const float *, const float *, int32_t, int32_t, float *);
 };
 
 #define TABLE_NAME_OF(isa) colibri_table_##isa

@@ -56,10 +56,18 @@ def dense_tensors(blueprint: Blueprint, seed: int = 0) -> dict[str, np.ndarray]:
 def _dense(parameter: Parameter, seed: int) -> np.ndarray:
     if parameter.kind == "norm":
         return tensor(parameter.name, parameter.shape, 0.1, 1.0, seed)
+    if parameter.kind == "ids":
+        return _ids(parameter, seed)
     if parameter.kind in ("bias", "centred_norm"):
         return tensor(parameter.name, parameter.shape, 0.1, 0.0, seed)
     std = 2.0 if parameter.name == "lm_head.weight" else _STD[parameter.kind]
     return tensor(parameter.name, parameter.shape, std * parameter.shape[-1] ** -0.5, 0.0, seed)
+
+
+def _ids(parameter: Parameter, seed: int) -> np.ndarray:
+    """A row of different ids below eight for each token."""
+    order = tensor(parameter.name, (parameter.shape[0], 8), 1.0, 0.0, seed).argsort(axis=1)
+    return order[:, : parameter.shape[1]].astype(np.int64)
 
 
 def expert_tensors(

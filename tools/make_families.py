@@ -47,8 +47,13 @@ def kept(family: Family) -> str:
     kinds = []
     if any(len(shape.planes) == 2 and shape.planes[0] == shape.planes[1] for shape in states):
         kinds.append("keys and values")
-    if any(shape.planes and len({plane.width for plane in shape.planes}) > 1 for shape in states):
+    own = [[plane for plane in shape.planes if plane.stride == 1] for shape in states]
+    if any(len({plane.width for plane in planes}) > 1 for planes in own):
         kinds.append("a latent")
+    if any(len(planes) == 1 for planes in own):
+        kinds.append("a key")
+    if any(plane.stride > 1 for shape in states for plane in shape.planes):
+        kinds.append("entries of several positions")
     if any(shape.cell_nbytes for shape in states):
         kinds.append("a recurrent state")
     return ", ".join(kinds) or "nothing"

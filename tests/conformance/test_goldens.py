@@ -65,7 +65,7 @@ def test_own_golden(family: Family, kernels: str, slots: str, tmp_path: Path) ->
     compare(path, own_golden(family), kernels, least_slots_or(path, slots))
 
 
-@pytest.mark.parametrize(("spelling", "shards"), zip(SPELLINGS, (1, 5, 3), strict=True))
+@pytest.mark.parametrize(("spelling", "shards"), [*zip(SPELLINGS, (1, 5, 3), strict=True)])
 @pytest.mark.parametrize("family", all_families(), ids=lambda f: f.model_type)
 def test_spelling(family: Family, spelling: str, shards: int, tmp_path: Path) -> None:
     path = write_tiny(tmp_path, family, spelling=spelling, shards=shards)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.strict_json import clipped, read_object, shown
 from colibri.errors import CheckpointError, UnsupportedModelError
-from colibri.formats import Format, get_format
+from colibri.formats import ID_FORMATS, Format, get_format
 
 VERSION = 1
 LAYOUT = "panels-8"
@@ -153,7 +153,8 @@ def dense_from_json(about: Mapping[str, Any]) -> Dense:
         ValueError, KeyError, TypeError: not of that form.
         UnsupportedModelError: an unknown format.
     """
-    fmt, shape = get_format(_text(about["format"])), tuple(_count(n) for n in about["shape"])
+    name, shape = _text(about["format"]), tuple(_count(n) for n in about["shape"])
+    fmt = ID_FORMATS.get(name) or get_format(name)
     if not fmt.is_plain and len(shape) != 2:
         raise ValueError(f"{list(shape)} is no shape of a matrix in {fmt.name}")
     return fmt, shape

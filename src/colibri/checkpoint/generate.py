@@ -25,7 +25,7 @@ from colibri.checkpoint.random_weights import RandomExperts, Tensor, random_matr
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors_writer import DTYPE_OF_FORMAT, Entry, Pending, save_pending
 from colibri.errors import CheckpointError
-from colibri.formats import PANEL_ROWS, Bytes, Format, Shape
+from colibri.formats import PANEL_ROWS, Bytes, Floats, Format, Shape
 from colibri.kernels.api import ExpertPart
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
@@ -39,7 +39,7 @@ _SLACK_BYTES = 8 << 20  # headers, tokenizer and configs
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A dense tensor to be drawn: `mean + std * normal`.
+    """A dense tensor to be drawn: `mean + std * normal`, or different whole numbers in each row.
 
     Attributes:
         name: its name in the checkpoint.
@@ -48,6 +48,7 @@ class RandomTensor:
         std: standard deviation.
         mean: what is added.
         rows: rows from here on are zero (where there is no mean); None draws all.
+        below: whole numbers are below this; None draws normal ones.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RandomTensor:
     std: float
     mean: float = 0.0
     rows: int | None = None
+    below: int | None = None
 
     @property
     def matrix(self) -> Shape:
@@ -71,6 +73,8 @@ class RandomTensor:
     def draw(self, seed: int) -> Bytes:
         """Its resident bytes; they depend on seed and name alone."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
+        if self.below is not None:
+            return self.format.encode(_different(self.matrix, self.below, rng))
         if not self.mean:
             return random_matrix(self.format, self.matrix, rng, self.std, self.rows)
         values = rng.standard_normal(self.matrix, np.float32)
@@ -90,6 +94,14 @@ class RandomTensor:
     def _draw_stored(self, number: int, tensor: StoredTensor, seed: int) -> Bytes:
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), number])
         return draw(self.format, self.matrix, tensor, rng, self.std, self.rows)
+
+
+def _different(shape: Shape, below: int, rng: np.random.Generator) -> Floats:
+    """Rows of different whole numbers: steps of a random length from a random start on."""
+    rows, columns = shape
+    first = rng.integers(0, below, (rows, 1))
+    step = rng.integers(1, below // columns + 1, (rows, 1))
+    return ((first + step * np.arange(columns)) % below).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from colibri.formats import FORMATS, Bytes, FloatFormat, padded
 
 _LENGTH_BYTES = 8  # of the little-endian header length that starts a file
 _MIN_ALIGN = 8  # of the data where nobody asks for more: no tensor type is wider
-DTYPE_OF_FORMAT = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+DTYPE_OF_FORMAT = {"f32": "F32", "f16": "F16", "bf16": "BF16", "i32": "I32", "i64": "I64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,28 @@ def float_tensor(name: str, values: NDArray[np.float32], dtype: str) -> Pending:
     )
 
 
+def ids_tensor(name: str, values: NDArray[np.int64]) -> Pending:
+    """A table of ids, as `I64`."""
+    entry = Entry(name, "I64", values.shape, values.nbytes)
+    return Pending(entry, lambda: [np.ascontiguousarray(values).reshape(-1).view(np.uint8)])
+
+
 def save_hf(
     directory: Path,
     config: Mapping[str, Any],
-    tensors: Mapping[str, NDArray[np.float32]],
+    tensors: Mapping[str, NDArray[np.float32] | NDArray[np.int64]],
     *,
     shards: int = 1,
     dtype: str = "F32",
 ) -> None:
     """Write a Hugging Face checkpoint: `tensors`, rounded to `dtype`, in `shards` files."""
-    save_pending(
-        directory, config, [float_tensor(n, v, dtype) for n, v in tensors.items()], shards=shards
-    )
+    pending = [
+        ids_tensor(name, values.astype(np.int64))
+        if values.dtype == np.int64
+        else float_tensor(name, np.asarray(values, np.float32), dtype)
+        for name, values in tensors.items()
+    ]
+    save_pending(directory, config, pending, shards=shards)
 
 
 def save_pending(

@@ -24,6 +24,7 @@ from colibri.formats.fp8 import FP8_B16, FP8_B32, FP8_B64, FP8_B128, FP8Format
 from colibri.formats.integer import IntegerFormat
 from colibri.formats.microscaling import MXFP4, MXFP4Format
 from colibri.formats.rows import INT8_ROWS, RowInt8Format
+from colibri.formats.whole import I32, I64, WholeFormat
 
 __all__ = [
     "BF16",
@@ -34,6 +35,9 @@ __all__ = [
     "FP8_B32",
     "FP8_B64",
     "FP8_B128",
+    "I32",
+    "I64",
+    "ID_FORMATS",
     "INT8_ROWS",
     "MXFP4",
     "PANEL_ROWS",
@@ -52,6 +56,7 @@ __all__ = [
     "RowInt8Format",
     "Scan",
     "Shape",
+    "WholeFormat",
     "get_format",
     "padded",
 ]
@@ -70,6 +75,8 @@ _ALL: tuple[Format, ...] = (
     MXFP4,
 )
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
+# Not of weights, so that nothing is coded in them.
+ID_FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (I32, I64)}
 
 
 def get_format(name: str) -> Format:

@@ -22,8 +22,12 @@ from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
 from colibri.kernels.heads import HeadKernels, Heads
 from colibri.kernels.latent import NO_LATENTS, LatentKernels, LatentLimits
 from colibri.kernels.recurrent_api import RecurrentKernels, RowKernels
+from colibri.kernels.shared_key import SharedKeyKernels
+from colibri.kernels.streams import StreamKernels
 
 Ints: TypeAlias = NDArray[np.int32]
+
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 KV_BLOCK = 64  # positions in one block of the K/V pool; attention sums keys block by block
 EMPTY, LOADING, READY, FAILED = 0, 1, 2, 3  # the states of a slot
@@ -109,10 +113,10 @@ class Router:
     The last `num_shared` rows of `gate` are those of shared experts, which are not chosen but
     always used, and weighed like chosen ones.
 
-    Scores are the softmax over all experts, or each logit's sigmoid. Experts are chosen by `c = p +
-    bias`: with groups, only among those of the `num_groups_used` groups whose `group_top` best c
-    have the largest sum (DeepSeek-V2 takes 1, V3 takes 2). Weights are `p` of the chosen, `/ (sum +
-    epsilon)` where `normalize`, then `* factor`.
+    Scores are the softmax over all experts, each logit's sigmoid, or the root of its softplus.
+    Experts are chosen by `c = p + bias`: with groups, only among those of the `num_groups_used`
+    groups whose `group_top` best c have the largest sum (DeepSeek-V2 takes 1, V3 takes 2). Weights
+    are `p` of the chosen, `/ (sum + epsilon)` where `normalize`, then `* factor`.
 
     Attributes:
         bias: `[E]`, or None.
@@ -122,7 +126,7 @@ class Router:
     gate: Matrix
     num_experts_per_tok: int
     normalize: bool
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Scoring = "softmax"
     bias: Floats | None = None
     num_groups: int = 1
     num_groups_used: int = 1
@@ -259,7 +263,7 @@ class Routing:
 
     Attributes:
         hidden: `[T, D]` the normed input of the experts.
-        ids: `[T, A]` chosen experts, by descending weight.
+        ids: `[T, A]` chosen experts, by descending choice, or as they were given.
         weights: `[T, A]` their weights.
         experts: `[n]` the union of `ids`, ascending.
         shared: `[T, num_shared]` weights of shared experts, where the router has such.
@@ -325,7 +329,15 @@ class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which know
         self.row = row
 
 
-class Kernels(HeadKernels, LatentKernels, RowKernels, RecurrentKernels, Protocol):
+class Kernels(
+    HeadKernels,
+    LatentKernels,
+    RowKernels,
+    RecurrentKernels,
+    SharedKeyKernels,
+    StreamKernels,
+    Protocol,
+):
     """The operations.
 
     Implementations keep no state of a sequence; one instance serves one engine.
@@ -360,8 +372,11 @@ class Kernels(HeadKernels, LatentKernels, RowKernels, RecurrentKernels, Protocol
     def ffn_step(self, layer: FFN, x: Floats, y: Floats | None = None) -> None:
         """`y += ffn(norm(x))`; `y` None is `x` itself."""
 
-    def route_step(self, layer: Router, x: Floats) -> Routing:
-        """Norm and route. Raises NonFiniteRow."""
+    def route_step(self, layer: Router, x: Floats, given: Ints | None = None) -> Routing:
+        """Norm and route; `given [T, A]` are experts that are chosen already.
+
+        Raises NonFiniteRow.
+        """
 
     def moe_step(
         self, layer: Experts, routing: Routing, experts: Ints, slots: Ints, table: Slots, y: Floats

@@ -36,7 +36,7 @@ from colibri.kernels.heads import Heads
 from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.library import load
 from colibri.kernels.native_latent import check_selected, latent_layer, latent_state
-from colibri.kernels.native_recurrent import NativeRecurrent
+from colibri.kernels.native_shared_key import NativeSharedKey
 from colibri.kernels.native_structs import Structs, address_of, aligned, check_kv
 
 _CODES = {Activations.FLOAT32: 0, Activations.INT16: 1, Activations.INT8: 2}
@@ -47,7 +47,7 @@ def instruction_sets() -> list[str]:
     return list(_tables())
 
 
-class NativeKernels(NativeRecurrent):
+class NativeKernels(NativeSharedKey):
     """`Kernels` in C.
 
     Attributes:
@@ -87,8 +87,7 @@ class NativeKernels(NativeRecurrent):
         self._context.activations = _CODES[activations]
         self._context.pool = _start_pool(self, self.threads)
         self._workspace = aligned(0)
-        # The structs of the step at hand: all its layers share a batch, and three calls a routing.
-        self._batch: tuple[Batch, RopeTable, Any] | None = None
+        # The struct of the step at hand, which three calls share.
         self._routing: tuple[Routing, Any] | None = None
         self.waits: NDArray[np.int64] | None = None
         self.num_waits = 0
@@ -202,14 +201,16 @@ class NativeKernels(NativeRecurrent):
         c_y = c_x if y is None or y is x else self._floats(y, x.shape, "y")
         self._do("colibri_ffn_step", self._structs.ffn(layer), c_x, len(x), c_y)
 
-    def route_step(self, layer: Router, x: Floats) -> Routing:
+    def route_step(self, layer: Router, x: Floats, given: Ints | None = None) -> Routing:
         """See `Kernels.route_step`."""
         rows, active = len(x), layer.num_experts_per_tok
         hidden = np.empty((rows, layer.gate.columns), np.float32)
-        ids, weights = np.empty((rows, active), np.int32), np.empty((rows, active), np.float32)
+        ids = np.empty((rows, active), np.int32) if given is None else given
+        weights = np.empty((rows, active), np.float32)
         experts = np.empty(min(layer.num_routed, rows * active), np.int32)
         shared = np.empty((rows, layer.num_shared), np.float32) if layer.num_shared else None
         c_routing = self._new_routing(layer.num_routed, hidden, ids, weights)
+        c_routing.given = given is not None
         c_routing.experts = self._ints(experts, (-1,), "experts")
         if shared is not None:
             c_routing.shared = self._out(shared)
@@ -282,28 +283,6 @@ class NativeKernels(NativeRecurrent):
 
     def _limits(self, limits: Limits) -> Any:
         return self._library.ffi.new("colibri_limits *", asdict(limits))
-
-    def _batch_of(self, batch: Batch, rope: RopeTable, half: int, width: int) -> Any:
-        """`colibri_batch *`, the one of the layer before where it serves."""
-        last = self._batch
-        same = last is not None and last[0] is batch and last[1] is rope
-        if last and same and last[2].hidden_size == width and rope.cos.shape[1] == half:
-            return last[2]
-        rows, tables = len(batch.positions), batch.block_tables
-        values = {
-            "rows": rows,
-            "hidden_size": width,
-            "num_members": tables.shape[0],
-            "table_width": tables.shape[1],
-            "positions": self._ints(batch.positions, (rows,), "positions"),
-            "members": self._ints(batch.members, (rows,), "members"),
-            "block_tables": self._ints(tables, (-1, -1), "block_tables"),
-            "cos": self._floats(rope.cos, (rows, half), "cos"),
-            "sin": self._floats(rope.sin, (rows, half), "sin"),
-        }
-        c_batch = self._library.ffi.new("colibri_batch *", values)
-        self._batch = batch, rope, c_batch
-        return c_batch
 
     def _new_routing(self, num_experts: int, hidden: Floats, ids: Ints, weights: Floats) -> Any:
         rows, active = ids.shape

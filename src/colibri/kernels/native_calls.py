@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from colibri.formats import Bytes, Floats
-from colibri.kernels.api import Ints, NonFiniteRow, SlotFailed
+from colibri.kernels.api import Batch, Ints, NonFiniteRow, RopeTable, SlotFailed
 from colibri.kernels.library import Library
 from colibri.kernels.native_structs import Structs, address_of
 
@@ -19,6 +19,9 @@ class NativeCalls:
     _structs: Structs
     _context: Any
     _workspace: Bytes
+    # Structs of the step at hand: its layers share a batch, and those that rotate alike a table.
+    _batch: Batch | None = None
+    _batches: dict[tuple[int, int, int], tuple[RopeTable, Any]]
 
     def _do(self, function: str, *arguments: Any) -> None:
         """Call until done. Between calls that say AGAIN Python sees signals, so Ctrl-C works."""
@@ -50,3 +53,28 @@ class NativeCalls:
 
     def _out(self, array: Floats) -> Any:
         return self._library.ffi.from_buffer("float[]", array)
+
+    def _batch_of(self, batch: Batch, rope: RopeTable, half: int, width: int = 0) -> Any:
+        """`colibri_batch *` for layers of that width and `half` rotated pairs, made once a step."""
+        if self._batch is not batch:
+            self._batch, self._batches = batch, {}
+        key = id(rope), half, width
+        found = self._batches.get(key)
+        if found is None:
+            found = self._batches[key] = rope, self._new_batch(batch, rope, half, width)
+        return found[1]
+
+    def _new_batch(self, batch: Batch, rope: RopeTable, half: int, width: int) -> Any:
+        rows, tables = len(batch.positions), batch.block_tables
+        values = {
+            "rows": rows,
+            "hidden_size": width,
+            "num_members": tables.shape[0],
+            "table_width": tables.shape[1],
+            "positions": self._ints(batch.positions, (rows,), "positions"),
+            "members": self._ints(batch.members, (rows,), "members"),
+            "block_tables": self._ints(tables, (-1, -1), "block_tables"),
+            "cos": self._floats(rope.cos, (rows, half), "cos"),
+            "sin": self._floats(rope.sin, (rows, half), "sin"),
+        }
+        return self._library.ffi.new("colibri_batch *", values)

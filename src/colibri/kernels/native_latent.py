@@ -90,10 +90,11 @@ def _indexer(structs: Structs, i: Indexer) -> dict[str, Any]:
 def _state(structs: Structs, cache: LatentCache) -> dict[str, Any]:
     names = ("latent", "rope_key", "index_key")
     planes = {name: getattr(cache, name) for name in names}
-    return {name: _plane(structs, plane) for name, plane in planes.items() if plane is not None}
+    return {name: plane_of(structs, plane) for name, plane in planes.items() if plane is not None}
 
 
-def _plane(structs: Structs, plane: KVPlane) -> dict[str, Any]:
+def plane_of(structs: Structs, plane: KVPlane) -> dict[str, Any]:
+    """The values of a `colibri_plane`."""
     return {
         "pool": address_of(structs.library, plane.pool, np.uint8, "uint8_t[]", (-1,), "K/V pool"),
         "pool_nbytes": plane.pool.size,
@@ -101,6 +102,7 @@ def _plane(structs: Structs, plane: KVPlane) -> dict[str, Any]:
         "offset": plane.offset,
         "format": plane.format.code,
         "width": plane.width,
+        "stride": plane.stride,
     }
 
 

@@ -210,7 +210,7 @@ class Structs:
             "norm": self._norm(r.norm),
             "gate": self._matrix(r.gate),
             "bias": self._optional(r.bias, r.num_routed, "bias"),
-            "scoring": ("softmax", "sigmoid").index(r.scoring),
+            "scoring": ("softmax", "sigmoid", "sqrtsoftplus").index(r.scoring),
         }
 
     def _experts(self, e: Experts) -> dict[str, Any]:

@@ -7,6 +7,8 @@ that the format states, not by bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from colibri.formats import Floats
@@ -34,11 +36,13 @@ from colibri.kernels.api import (
 from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.reference_heads import ReferenceHeads
 from colibri.kernels.reference_latent import latent_step
-from colibri.kernels.reference_math import rms_norm, sigmoid, softmax
+from colibri.kernels.reference_math import rms_norm, sigmoid, softmax, softplus
 from colibri.kernels.reference_recurrent import ReferenceRecurrent
+from colibri.kernels.reference_shared_key import ReferenceSharedKey
+from colibri.kernels.reference_streams import ReferenceStreams
 
 
-class ReferenceKernels(ReferenceHeads, ReferenceRecurrent):
+class ReferenceKernels(ReferenceHeads, ReferenceRecurrent, ReferenceSharedKey, ReferenceStreams):
     """`Kernels` in NumPy; slow, since every matrix is decoded at every use."""
 
     name = "reference"
@@ -97,16 +101,16 @@ class ReferenceKernels(ReferenceHeads, ReferenceRecurrent):
         y = x if y is None else y
         y += self._ffn(layer, hidden)
 
-    def route_step(self, layer: Router, x: Floats) -> Routing:
-        """Score, choose, weigh."""
+    def route_step(self, layer: Router, x: Floats, given: Ints | None = None) -> Routing:
+        """Score, choose where nobody has, weigh."""
         hidden = rms_norm(x, layer.norm)
         logits = self.matmul(layer.gate, hidden)  # [T, E]
         broken = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if broken.size:
             raise NonFiniteRow(int(broken[0]))
-        scores = softmax(logits) if layer.scoring == "softmax" else sigmoid(logits)
+        scores = _SCORES[layer.scoring](logits)
         routed, shared = np.split(scores, [layer.num_routed], axis=1)
-        chosen = choose(layer, routed)
+        chosen = choose(layer, routed) if given is None else given
         weights = np.concatenate([np.take_along_axis(routed, chosen, axis=1), shared], axis=1)
         if layer.normalize:
             weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(layer.epsilon))
@@ -162,6 +166,13 @@ def swiglu(gate: Floats, up: Floats, act: Swiglu) -> Floats:
         gate, up = np.minimum(gate, act.limit), np.clip(up, -act.limit, act.limit)
     out: Floats = gate * sigmoid(np.float32(act.alpha) * gate) * (up + np.float32(act.offset))
     return out
+
+
+_SCORES: dict[str, Callable[[Floats], Floats]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "sqrtsoftplus": lambda logits: np.sqrt(softplus(logits)),
+}
 
 
 def choose(layer: Router, scores: Floats) -> Ints:

@@ -65,7 +65,7 @@ class ReferenceRecurrent:
         channels, kernel = layer.weight.shape
         for member in np.unique(batch.members):
             here = np.flatnonzero(batch.members == member)
-            past = _cell(state, int(batch.cells[member]), (kernel - 1, channels))
+            past = cell_of(state, int(batch.cells[member]), (kernel - 1, channels))
             inputs = np.concatenate([past, x[here]])
             past[:] = inputs[len(here) :]
             out = np.zeros((len(here), channels), np.float32)
@@ -98,7 +98,7 @@ class ReferenceRecurrent:
         out = np.empty_like(values)
         for t in range(tokens):
             cell = int(batch.cells[batch.members[t]])
-            s = _cell(state, cell, (heads, dk, layer.value_dim))
+            s = cell_of(state, cell, (heads, dk, layer.value_dim))
             s *= factors[t][:, :, None]
             found = np.einsum("hkv,hk->hv", s, keys[t])
             s += keys[t][:, :, None] * ((values[t] - found) * beta[t][:, None])[:, None]
@@ -114,7 +114,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
 }
 
 
-def _cell(state: CellLayer, cell: int, shape: tuple[int, ...]) -> Floats:
+def cell_of(state: CellLayer, cell: int, shape: tuple[int, ...]) -> Floats:
     """A view of one sequence's state."""
     start = cell * state.cell_nbytes + state.offset
     size = 4 * int(np.prod(shape))

@@ -125,9 +125,9 @@ class RoutedKernels(BenchKernels):
         """Route as the script says; `routers` are those of the MoE layers, in order."""
         self.script, self._row_of = script, {router: row for row, router in enumerate(routers)}
 
-    def route_step(self, layer: Router, x: Floats) -> Routing:
+    def route_step(self, layer: Router, x: Floats, given: Ints | None = None) -> Routing:
         """See `Kernels.route_step`; the experts are the script's."""
-        routing = super().route_step(layer, x)
+        routing = super().route_step(layer, x, given)
         if self.script is None or self._row_of is None:
             return routing
         routing.ids[...] = self.script.choose(self._row_of[layer], len(x))
@@ -161,16 +161,22 @@ class RoutedKernels(BenchKernels):
 
 def sparse_layers(model: Model) -> list[BoundMoE]:
     """The layers with routed experts, in order."""
-    found = (each for layer in model.layers for each in layer.sublayers)
+    found = (each.innermost() for layer in model.layers for each in layer.sublayers)
     return [each for each in found if isinstance(each, BoundMoE)]
 
 
 def direct_model(model: Model, kernels: RoutedKernels, script: Script) -> None:
     """Make a model follow a script, and look ahead by it."""
-    sparse = {moe.layer: moe for moe in sparse_layers(model)}
-    kernels.follow(script, [moe.router for moe in sparse.values()])
+    kernels.follow(script, [moe.router for moe in sparse_layers(model)])
+    sublayers = (each for layer in model.layers for each in layer.sublayers)
+    around = {
+        moe.layer: (each, moe.router)
+        for each in sublayers
+        if isinstance(moe := each.innermost(), BoundMoE)
+    }
 
     def predict(layer: int, x: Floats) -> Ints:
-        return kernels.foresee(sparse[layer].router, x)
+        outer, router = around[layer]
+        return kernels.foresee(router, outer.reading(kernels, x))
 
     model.predictor = predict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from colibri.checkpoint.coding import NO_CODING, Coding, require_exact
@@ -18,12 +18,13 @@ from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
 from colibri.checkpoint.storage import FLOAT_DTYPES, StoredMatrix, take_matrix
 from colibri.errors import ConfigError, UnsupportedModelError
-from colibri.formats import BF16, F32, FloatFormat, Format, IntegerFormat
+from colibri.formats import BF16, F32, ID_FORMATS, FloatFormat, Format, IntegerFormat
 from colibri.formats.packing import PackKind
 from colibri.models.blueprint import Blueprint
 from colibri.nn.parameter import ROUNDED, VECTORS, Parameter
 
 _ALIGNMENT = 64
+_ID_DTYPES = {name.upper(): fmt for name, fmt in ID_FORMATS.items()}
 _CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
 
 
@@ -136,7 +137,8 @@ class Description:
     def formats(self) -> Iterator[str]:
         """Names of the formats that hold weights, experts first."""
         names = [part.format.name for layer in self.experts.layers for part in layer.parts]
-        yield from dict.fromkeys([*names, *(tensor.stored.name for tensor in self.dense)])
+        dense = (t.stored.name for t in self.dense if t.parameter.kind != "ids")
+        yield from dict.fromkeys([*names, *dense])
 
 
 def _dense(
@@ -159,7 +161,7 @@ def _dense(
             fmt = matrix.storage.format
             return DenseTensor(parameter, matrix.codes, fmt, _resident(parameter, fmt), matrix)
     spec = census.take(parameter.name, parameter.shape)
-    stored = _float_format(spec)
+    stored = _plain_format(spec, _ID_DTYPES if parameter.kind == "ids" else FLOAT_DTYPES)
     return DenseTensor(parameter, spec, stored, _resident(parameter, stored))
 
 
@@ -177,11 +179,11 @@ def _resident(parameter: Parameter, stored: Format) -> Format:
     return F32 if coded or parameter.kind in VECTORS else stored
 
 
-def _float_format(spec: TensorSpec) -> FloatFormat:
+def _plain_format(spec: TensorSpec, known: Mapping[str, Format]) -> Format:
     try:
-        return FLOAT_DTYPES[spec.dtype]
+        return known[spec.dtype]
     except KeyError:
         raise UnsupportedModelError(
-            f"{spec.file.name}: tensor {spec.name} has dtype {spec.dtype}; dense tensors may be "
-            f"{', '.join(FLOAT_DTYPES)}"
+            f"{spec.file.name}: tensor {spec.name} has dtype {spec.dtype}; such tensors may be "
+            f"{', '.join(known)}"
         ) from None

@@ -11,7 +11,7 @@ from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
 from colibri.checkpoint.config import normalize
 from colibri.checkpoint.generate import RandomModel, RandomTensor, generate_checkpoint
 from colibri.errors import UnsupportedModelError
-from colibri.formats import BF16, Format, get_format
+from colibri.formats import BF16, I64, Format, get_format
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.nn.parameter import Parameter
@@ -86,7 +86,9 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
     config = normalize(family.tiny_config(**ends))
     for key in _TINY_ONLY:
         config.pop(key, None)
-    return {**config, **_sizes(SHAPES[shape], declared), **layers}
+    # One key for all heads is no size.
+    shared = {"num_key_value_heads": 1} if config.get("num_key_value_heads") == 1 else {}
+    return {**config, **_sizes(SHAPES[shape], declared), **shared, **layers}
 
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
@@ -160,11 +162,11 @@ def generate(
     blueprint = Blueprint.of(config)
     fmt = get_format(experts)
     dense_format = fmt if fmt.is_plain else get_format(dense)
-    tied = blueprint.config.tie_word_embeddings
+    tied, count = blueprint.config.tie_word_embeddings, blueprint.demand.num_experts
     model = RandomModel(
         config={**config, "dtype": _DTYPES[_plain(dense_format).name]},
         family=blueprint.family.model_type,
-        dense=[_tensor(parameter, dense_format, tied) for parameter in blueprint.parameters()],
+        dense=[_tensor(p, dense_format, tied, count) for p in blueprint.parameters()],
         layers=blueprint.expert_layers(),
         format=fmt,
         seed=seed,
@@ -179,7 +181,7 @@ def generate(
     )
 
 
-def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
+def _tensor(parameter: Parameter, dense: Format, tied: bool, num_experts: int) -> RandomTensor:
     """Deviations: rows of matrices have length one, and so keep the size of what they multiply."""
     name, shape = parameter.name, parameter.shape
     plain = _plain(dense)
@@ -189,6 +191,8 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool) -> RandomTensor:
             return RandomTensor(name, shape, plain, 0.1, mean=1.0)
         case "bias" | "centred_norm":
             return RandomTensor(name, shape, plain, 0.1)
+        case "ids":
+            return RandomTensor(name, shape, I64, 0.0, below=num_experts)
         case "filter":
             return RandomTensor(name, shape, plain, unit)
         case "router":

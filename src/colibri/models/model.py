@@ -31,9 +31,9 @@ class BoundLayer:
 
     sublayers: tuple[BoundSublayer, ...]
 
-    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+    def foresee(self, kernels: Kernels, x: Floats, ids: Ints) -> Ints:
         """Experts, likeliest first, that the layer would want for an earlier state `x`."""
-        found = (each.foresee(kernels, x) for each in self.sublayers)
+        found = (each.foresee(kernels, x, ids) for each in self.sublayers)
         return next((experts for experts in found if experts.size), NOTHING)
 
 
@@ -94,7 +94,7 @@ class Model:
 
     def _run(self, step: Step, wanted: Ints, leaving: Callable[[], Sequence[int]] | None) -> Floats:
         x = self.trunk.embed(step)
-        look_ahead = step.look_ahead = self._begin_look_ahead(x)
+        look_ahead = step.look_ahead = self._begin_look_ahead(x, step.ids)
         for number, layer in enumerate(self.layers):
             left = () if leaving is None else leaving()
             if len(left):
@@ -115,19 +115,20 @@ class Model:
             self.prefetcher.end()
         return logits
 
-    def _begin_look_ahead(self, x: Floats) -> LookAhead | None:
+    def _begin_look_ahead(self, x: Floats, ids: Ints) -> LookAhead | None:
         """What each sparse layer of this step calls, with `x [T, D]` as it is then."""
         if not self.prefetcher.begin(len(x)):
             return None
-        predict = self.predictor or self._foresee
+
+        def foresee(layer: int, x: Floats) -> Ints:
+            return self.layers[layer].foresee(self.kernels, x, ids)
+
+        predict = self.predictor or foresee
 
         def look(layer: int, used: Ints) -> None:
             self.prefetcher.look(layer, used, lambda ahead: predict(ahead, x))
 
         return look
-
-    def _foresee(self, layer: int, x: Floats) -> Ints:
-        return self.layers[layer].foresee(self.kernels, x)
 
     def close(self) -> None:
         """Stop the reader and give the memory back; the model is unusable afterwards."""

@@ -80,6 +80,14 @@ class BoundConvolved(BoundSublayer):
         step.kernels.short_conv(self.conv, out, step.batch, self.kept)
         y += out
 
-    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+    def foresee(self, kernels: Kernels, x: Floats, ids: Ints) -> Ints:
         """The inner sublayer's."""
-        return self.inner.foresee(kernels, x)
+        return self.inner.foresee(kernels, x, ids)
+
+    def innermost(self) -> BoundSublayer:
+        """The inner sublayer's."""
+        return self.inner.innermost()
+
+    def reading(self, kernels: Kernels, x: Floats) -> Floats:
+        """The inner sublayer's."""
+        return self.inner.reading(kernels, x)

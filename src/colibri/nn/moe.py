@@ -119,7 +119,9 @@ class MoEFFN(Sublayer):
         """Norm, router and shared expert."""
         found = [
             self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size),
-            *self.route.parameters(f"{prefix}mlp.gate.", self.num_experts, self.hidden_size),
+            *self.route.parameters(
+                f"{prefix}mlp.gate.", self.num_experts, self.hidden_size, self.num_experts_per_tok
+            ),
         ]
         if self.shared_intermediate_size:
             found += glu_parameters(
@@ -169,7 +171,8 @@ class MoEFFN(Sublayer):
             bind_glu(weights, f"{mlp}shared_experts.{number}.", swiglu=self.swiglu)
             for number in range(self.route.num_shared)
         )
-        return BoundMoE(site.layer, router, experts, weighed)
+        table = self.route.bind_table(weights, f"{mlp}gate.", self.num_experts)
+        return BoundMoE(site.layer, router, experts, weighed, table)
 
     def _shared(self, weights: Weights, mlp: str) -> FFN | None:
         if not self.shared_intermediate_size:
@@ -183,12 +186,14 @@ class BoundMoE(BoundSublayer):
 
     Attributes:
         weighed: shared experts that the router weighs, which are added in this order.
+        table: `[V, A]` the experts of each token, where these do not depend on its state.
     """
 
     layer: int
     router: Router
     experts: Experts
     weighed: tuple[FFN, ...] = ()
+    table: Floats | None = None
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """Route `x [T, D]`, lease what it needs, compute, add to `y`.
@@ -220,13 +225,13 @@ class BoundMoE(BoundSublayer):
                 mixed += weights[:, None] * out
         kernels.moe_finish(self.experts, routing, mixed, y)
 
-    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
+    def foresee(self, kernels: Kernels, x: Floats, ids: Ints) -> Ints:
         """What the router would choose for an earlier state `x [T, D]`, likeliest first.
 
         Nothing for a state that is not finite: whatever is wrong with it shows when its turn comes.
         """
         try:
-            routing = kernels.route_step(self.router, x)
+            routing = kernels.route_step(self.router, x, self._given(ids))
         except NonFiniteRow:
             return NOTHING
         ranked = routing.ids.ravel()[np.argsort(-routing.weights, axis=None, kind="stable")]
@@ -262,9 +267,12 @@ class BoundMoE(BoundSublayer):
             error.members = frozenset(step.batch.members[wanted].tolist())
             raise error from None
 
+    def _given(self, ids: Ints) -> Ints | None:
+        return None if self.table is None else self.table[ids].astype(np.int32)
+
     def _route(self, step: Step, x: Floats) -> Routing:
         try:
-            return step.kernels.route_step(self.router, x)
+            return step.kernels.route_step(self.router, x, self._given(step.ids))
         except NonFiniteRow as broken:
             position = int(step.batch.positions[broken.row])
             error = NumericsError(

@@ -9,10 +9,10 @@ from colibri.formats import Floats
 from colibri.kernels.api import Matrix
 
 Kind: TypeAlias = Literal[
-    "norm", "centred_norm", "bias", "filter", "matrix", "embedding", "router", "absorbed"
+    "norm", "centred_norm", "bias", "filter", "ids", "matrix", "embedding", "router", "absorbed"
 ]
 
-VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter"})
+VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter", "ids"})
 ROUNDED: frozenset[Kind] = frozenset({"matrix", "embedding"})  # what coding may round
 
 
@@ -23,7 +23,8 @@ class Parameter:
     Attributes:
         name: full name in the checkpoint, after the family's renaming.
         shape: as stored, `[out, in]` for matrices.
-        kind: norms, biases and filters of convolutions (`VECTORS`) are resident as float32,
+        kind: norms, biases, filters of convolutions and tables of ids (`VECTORS`; ids are stored
+            as whole numbers below 2^24) are resident as float32,
             matrices as they are stored; routers are never coded by a conversion, nor is an absorbed
             matrix, which is multiplied from both sides and so resident as floats. What is stored of
             a centred norm is `w - 1`.
@@ -41,7 +42,7 @@ class Weights(Protocol):
     """
 
     def vector(self, name: str) -> Floats:
-        """A norm, bias or filter as float32, flat."""
+        """A norm, bias, filter or table of ids as float32, flat."""
 
     def matrix(self, name: str, bias: str | None = None) -> Matrix:
         """A matrix in its resident format, with its bias if one is named."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from colibri.kernels.api import Norm, Router
+import numpy as np
+
+from colibri.errors import CheckpointError
+from colibri.formats import Floats
+from colibri.kernels.api import Norm, Router, Scoring
 from colibri.nn.parameter import Parameter, Weights
 
 
@@ -26,10 +29,12 @@ class Route:
         learned_factor: whether a learned number, `global_scale`, does so too.
         num_shared: shared experts that have rows in the router's matrix, behind the others', and
             are weighed like chosen ones.
+        vocab_size: where the experts of each token are given by a table of so many tokens (hash
+            layers), and only their weights depend on its state.
     """
 
     normalize: bool
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Scoring = "softmax"
     linear_bias: bool = False
     choice_bias: bool = False
     num_groups: int = 1
@@ -39,8 +44,11 @@ class Route:
     factor: float = 1.0
     learned_factor: bool = False
     num_shared: int = 0
+    vocab_size: int | None = None
 
-    def parameters(self, prefix: str, num_experts: int, hidden_size: int) -> list[Parameter]:
+    def parameters(
+        self, prefix: str, num_experts: int, hidden_size: int, num_experts_per_tok: int
+    ) -> list[Parameter]:
         """Tensors under `prefix`, which ends with a dot."""
         rows = num_experts + self.num_shared
         found = [Parameter(f"{prefix}weight", (rows, hidden_size), "router")]
@@ -50,6 +58,9 @@ class Route:
             found.append(Parameter(f"{prefix}global_scale", (1,), "norm"))
         if self.choice_bias:
             found.append(Parameter(f"{prefix}e_score_correction_bias", (num_experts,), "bias"))
+        if self.vocab_size is not None:
+            shape = (self.vocab_size, num_experts_per_tok)
+            found.append(Parameter(f"{prefix}tid2eid", shape, "ids"))
         return found
 
     def bind(self, weights: Weights, prefix: str, norm: Norm, num_experts_per_tok: int) -> Router:
@@ -70,3 +81,23 @@ class Route:
             factor=self.factor * scale,
             num_shared=self.num_shared,
         )
+
+    def bind_table(self, weights: Weights, prefix: str, num_experts: int) -> Floats | None:
+        """`[V, A]` the experts of each token, whole numbers; None where the router chooses.
+
+        Raises:
+            CheckpointError: a token has an expert twice, or one that there is not.
+        """
+        if self.vocab_size is None:
+            return None
+        table = weights.vector(f"{prefix}tid2eid").reshape(self.vocab_size, -1)
+        ordered = np.sort(table, axis=1)
+        good = (np.diff(ordered, axis=1) > 0).all(axis=1)
+        good &= (ordered[:, 0] >= 0) & (ordered[:, -1] < num_experts)
+        if not good.all():
+            token = int(np.flatnonzero(~good)[0])
+            raise CheckpointError(
+                f"tensor {prefix}tid2eid: token {token} has experts {table[token].tolist()}, "
+                f"wanted different ones below {num_experts}; fetch the checkpoint again"
+            )
+        return table

@@ -42,20 +42,25 @@ class Step:
     routes: RouteListener | None = None
     look_ahead: LookAhead | None = None
     _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
-    _selections: dict[int, Ints] = field(default_factory=dict)
+    _selections: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     def narrowed(self, keep: NDArray[np.bool_]) -> Step:
         """The rest of the pass for rows `keep [T]` only; what was selected for them stands."""
-        selected = {top_k: found[keep] for top_k, found in self._selections.items()}
+        selected = {key: found[keep] for key, found in self._selections.items()}
         batch, look = self.batch.narrowed(keep), self.look_ahead
         ids = self.ids[keep]
         return Step(self.kernels, self.store, batch, ids, self.routes, look, _selections=selected)
 
-    def rope(self, rope: Rope) -> RopeTable:
-        """Cosine and sine of the batch's positions, computed once for equal embeddings."""
-        found = self._tables.get(rope.key)
+    def rope(self, rope: Rope, back: int = 0) -> RopeTable:
+        """Cosine and sine of the batch's positions, computed once for equal embeddings.
+
+        Of those that lie `back` positions before them (no further than 0), if asked.
+        """
+        key = (*rope.key, back)
+        found = self._tables.get(key)
         if found is None:
-            found = self._tables[rope.key] = rope.table(self.batch.positions)
+            positions = np.maximum(self.batch.positions - np.int32(back), 0)
+            found = self._tables[key] = rope.table(positions)
         return found
 
     def no_rope(self) -> RopeTable:
@@ -66,17 +71,18 @@ class Step:
             found = self._tables[()] = RopeTable(nothing, nothing)
         return found
 
-    def selection(self, top_k: int) -> Ints | None:
+    def selection(self, top_k: int, stride: int = 1) -> Ints | None:
         """`[T, top_k]`: keys that one layer selects and the layers after it may use.
 
-        None where no row has more than `top_k` keys: then all are used.
+        A row has one for every `stride` positions. None where no row has more than `top_k`: then
+        all are used.
         """
-        if int(self.batch.positions.max(initial=0)) < top_k:
+        if (int(self.batch.positions.max(initial=0)) + 1) // stride <= top_k:
             return None
-        found = self._selections.get(top_k)
+        found = self._selections.get((top_k, stride))
         if found is None:
             shape = (len(self.batch.positions), top_k)
-            found = self._selections[top_k] = np.empty(shape, np.int32)
+            found = self._selections[top_k, stride] = np.empty(shape, np.int32)
         return found
 
 
@@ -130,9 +136,20 @@ class BoundSublayer(ABC):
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """Add `f(x)` to `y`; both are `[T, D]`, and may be the same array."""
 
-    def foresee(self, kernels: Kernels, x: Floats) -> Ints:
-        """Experts, likeliest first, that this sublayer would want for an earlier state `x`."""
+    def foresee(self, kernels: Kernels, x: Floats, ids: Ints) -> Ints:
+        """Experts, likeliest first, that this sublayer would want for an earlier state `x`.
+
+        `ids [T]` are the tokens.
+        """
         return NOTHING
+
+    def innermost(self) -> BoundSublayer:
+        """The sublayer itself, without what it may be wrapped in."""
+        return self
+
+    def reading(self, kernels: Kernels, x: Floats) -> Floats:
+        """What the innermost sublayer reads `[T, D]` of a state `x`."""
+        return x
 
 
 class Sublayer(ABC):

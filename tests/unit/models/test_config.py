@@ -249,6 +249,8 @@ INERT = {
 @pytest.mark.parametrize("key", INERT)
 @each_family
 def test_inert_keys_pass(family: Family, key: str) -> None:
+    if key in family.tiny:
+        return  # there it says something
     if key in {item.name for item in fields(family.config)}:
         assert read(family, **{key: INERT[key]}).model_type == read(family).model_type
     else:

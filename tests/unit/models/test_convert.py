@@ -27,8 +27,8 @@ def test_a_family_becomes_a_container(family: Family, tmp_path: Path) -> None:
     biased = [layer.biased for layer in description.blueprint.expert_layers()]
     assert [layer.biases is not None for layer in description.experts.layers] == biased
     for tensor in description.dense:
-        coded = tensor.parameter.kind in ("matrix", "embedding")
-        assert tensor.stored.name == ("int8-g64" if coded else "f32")
+        wanted = {"matrix": "int8-g64", "embedding": "int8-g64", "ids": "i64"}
+        assert tensor.stored.name == wanted.get(tensor.parameter.kind, "f32")
 
 
 @each_sparse

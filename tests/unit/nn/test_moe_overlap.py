@@ -44,7 +44,7 @@ class Kernels(ReferenceKernels):
         super().__init__()
         self._events, self._chosen = events, chosen
 
-    def route_step(self, layer: Router, x: Any) -> Routing:
+    def route_step(self, layer: Router, x: Any, given: Ints | None = None) -> Routing:
         ids = self._chosen.reshape(len(x), -1)
         return Routing(x, ids, np.ones(ids.shape, np.float32), np.unique(ids))
 
