@@ -73,6 +73,8 @@ class Prompt:
 def raw_prompt(model: ServedModel, prompt: str | Sequence[int]) -> Prompt:
     """A text, or ids, to be continued as they are."""
     if not isinstance(prompt, str):
+        if not prompt:
+            raise FieldError("prompt", "is empty: give at least one token")
         return Prompt(ids=tuple(prompt))
     tokenizer = _tokenizer(model)
     ids = tokenizer.encode_prompt(prompt)

@@ -21,7 +21,13 @@ def server(listening: Running) -> Running:
     return listening
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
+@pytest.fixture(scope="module")
+def connected(listening: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=listening.url, timeout=10) as client:
         yield client
+
+
+@pytest.fixture
+def http(server: Running, connected: httpx.Client) -> httpx.Client:
+    """A client of a server that has been asked nothing yet."""
+    return connected
