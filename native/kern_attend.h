@@ -171,8 +171,8 @@ static void add_values(int format, mix values, bunch *b, const float *p, const i
     }
 }
 
-/* Takes in one block: positions [start, start + 64) that lie in [from, to]; more follow, up to `last`. Each query uses
-   those that it sees. */
+/* Takes in one block: positions [start, start + 64) that lie in [from, to]; more follow, up to `last`, in this split or
+   in the next one, which the same thread usually takes. Each query uses those that it sees. */
 static void attend_block(const attention_job *job, bunch *b, int64_t start, int64_t from, int64_t to, int64_t last) {
     const int64_t hd = job->layer->head_dim, size = item_size(job->kv->format), h = b->kv_head;
     uint8_t *keys = key_of(job, b->rows[0], from), *values = keys + keys_nbytes(job);
@@ -211,9 +211,9 @@ static void attend_split(const attention_job *job, bunch *b, int64_t split) {
         first = b->first[i] < first ? b->first[i] : first, last = b->last[i] > last ? b->last[i] : last;
     }
     first = split * SPLIT > first ? split * SPLIT : first;
-    last = split * SPLIT + SPLIT - 1 < last ? split * SPLIT + SPLIT - 1 : last;
-    for (int64_t start = first / BLOCK * BLOCK; start <= last; start += BLOCK) {
-        attend_block(job, b, start, start > first ? start : first, start + BLOCK - 1 < last ? start + BLOCK - 1 : last, last);
+    const int64_t end = (split + 1) * SPLIT < last + 1 ? (split + 1) * SPLIT : last + 1;
+    for (int64_t start = first / BLOCK * BLOCK; start < end; start += BLOCK) {
+        attend_block(job, b, start, start > first ? start : first, start + BLOCK < end ? start + BLOCK - 1 : end - 1, last);
     }
     for (int i = 0; i < b->num; i++) mix_settle(job->kv->format, b->s[i].o, job->layer->head_dim);
 }

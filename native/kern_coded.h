@@ -4,86 +4,28 @@
 #ifndef COLIBRI_KERN_CODED_H
 #define COLIBRI_KERN_CODED_H
 
+#include "kern_code.h"
 #include "kern_dot.h"
 #include "kern_float.h"
 
 enum { PANEL = 8, INT4_OFFSET = 8 /* an int4 code is kept as code + 8 */ };
-
-/* Inputs coded for one group size. 16-bit codes stand within each four as 0 2 1 3, the order in which a panel's bytes come
-   apart into 16-bit pairs; 8-bit codes stand in order. */
-typedef struct {
-    uint8_t *codes; /* [rows, padded K] of two bytes or one */
-    float *scales;  /* [rows, padded K / group] */
-    int32_t *sums;  /* [rows, padded K / group] sum of the codes, for weights whose codes are kept with an offset */
-    int64_t groups; /* padded K / group */
-    int wide;       /* two bytes */
-} coded;
 
 static inline int64_t coded_group(int format) { return 32ll << (format & 15); }
 INLINE int is_coded(int format) { return format >= INT8_CODE; }
 INLINE int coded_kind(int format) { return format & 0x30; }
 INLINE int scale_nbytes(int kind) { return kind == MXFP4_CODE ? 1 : 2; }
 
-/* The largest magnitude of 32 * n floats, as bits: their order is the order of magnitudes. */
-INLINE int32_t largest_bits(const float *x, int n) {
-    int32_t most[32] = {0};
-    for (int i = 0; i < n; i++, x += 32) {
-        for (int l = 0; l < 32; l++) {
-            const int32_t a = (int32_t)(bits_of(x[l]) & 0x7fffffff);
-            most[l] = a > most[l] ? a : most[l];
-        }
-    }
-    for (int half = 16; half > 0; half /= 2) {
-        for (int l = 0; l < half; l++) most[l] = most[l + half] > most[l] ? most[l + half] : most[l];
-    }
-    return most[0];
-}
+/* How panels that are read at once ask for what comes next. Those that follow each other ask in line, as if they were read one after the
+   other: memory is fastest that way. */
+typedef struct {
+    const uint8_t *from[2];
+    int64_t step, ahead; /* bytes asked for with each byte of a panel; how far ahead */
+} asking;
 
-static void store_codes(const int32_t *rounded, int group, int wide, uint8_t *codes) {
-    if (!wide) {
-        for (int i = 0; i < group; i++) codes[i] = (uint8_t)rounded[i];
-        return;
-    }
-    for (int i = 0; i < group; i += 4, codes += 8) { /* two codes at a time: 0 1 and 2 3 become 0 2 1 3 */
-        const uint64_t lows = 0x0000ffff0000ffff;
-        uint64_t first, second, four;
-        memcpy(&first, rounded + i, sizeof first), memcpy(&second, rounded + i + 2, sizeof second);
-        four = (first & lows) | (second << 16 & ~lows);
-        memcpy(codes, &four, sizeof four);
-    }
-}
-
-/* Codes x [group]: q = rint(x * (top / max)), scale = max / top. A group that is not finite gets a NaN for its scale and so
-   poisons its row; one below 1e-30 counts as zero. */
-static void code_group(const float *x, int group, float top, int wide, uint8_t *codes, float *scale, int32_t *sum) {
-    int32_t rounded[128], total = 0;
-    const int32_t most = largest_bits(x, group / 32);
-    const float max = float_of((uint32_t)most);
-    const int finite = most < 0x7f800000;
-    if (!finite || !(max > 1e-30f)) {
-        memset(codes, 0, (size_t)group * (wide ? 2 : 1));
-        *sum = 0, *scale = finite ? 0.0f : float_of(0x7fc00000);
-        return;
-    }
-    const float factor = top / max;
-    for (int i = 0; i < group; i++) {
-        const float shifted = x[i] * factor + ROUND_MAGIC;
-        rounded[i] = (int32_t)(bits_of(shifted) - bits_of(ROUND_MAGIC));
-        total += rounded[i];
-    }
-    store_codes(rounded, group, wide, codes);
-    *sum = total, *scale = max / top;
-}
-
-/* Codes groups [first, last) of row `row`, whose floats start at x (column 0) and end at K. */
-static void code_row(const coded *c, int64_t row, const float *x, int64_t K, int64_t group, float top, int64_t first, int64_t last) {
-    for (int64_t g = first; g < last; g++) {
-        const int64_t left = K - g * group, i = row * c->groups + g;
-        uint8_t *codes = c->codes + i * group * (c->wide ? 2 : 1);
-        float padded[128] = {0};
-        if (left < group) memcpy(padded, x + g * group, (size_t)left * sizeof *x);
-        code_group(left < group ? padded : x + g * group, (int)group, top, c->wide, codes, c->scales + i, c->sums + i);
-    }
+INLINE asking asking_of(const uint8_t *const *panels, int num, int64_t panel_nbytes) {
+    if (num == 1) return (asking){{panels[0], panels[0]}, 1, stripes_ahead(0)};
+    if (panels[1] - panels[0] != panel_nbytes) return (asking){{panels[0], panels[1]}, 1, stripes_ahead(0)};
+    return (asking){{panels[0], panels[0] + ASKED_NBYTES}, 2, stripes_ahead(panel_nbytes)};
 }
 
 #define V(name) name##_8

@@ -2,16 +2,16 @@
    kind, wide and N are constants where these functions are called. */
 
 /* Asks for what comes a few stripes later, once for each 256 bytes that begin at `at`; `nbytes` of them are used now. */
-INLINE void V(ask)(const uint8_t *const *panels, int64_t at, int64_t nbytes, int64_t ahead) {
+INLINE void V(ask)(const asking *a, int64_t at, int64_t nbytes) {
     if (nbytes < ASKED_NBYTES && at & nbytes) return;
-    for (int i = 0; i < PANELS_OF_V; i++) ask_ahead(panels[i] + at, ahead);
+    for (int i = 0; i < PANELS_OF_V; i++) ask_ahead(a->from[i] + a->step * at, a->ahead);
 }
 
 /* Exact sums of one group: the chunks of `panels` from byte `at` on times codes q[n]; `sum` comes with the offsets in it.
    Runs of eight chunks. For few inputs, int4 weights are not all shifted down to be multiplied: two of the four sums come
    out 16 and 256 times as large, which 32 bits just hold for the 16 products of a run (16 * 15 * 256 * 32767 < 2^31). */
 INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum,
-                           int64_t ahead) {
+                           const asking *asked) {
     const VI nibble = VIOP(set1)(0x000f000f), nibbles = VIOP(set1)(0x0f0f0f0f), low = VIOP(set1)(0x00ff00ff);
     const int64_t chunk = kind == INT8_CODE ? 4 : 8, run = group < 8 * chunk ? group : 8 * chunk;
     const int scaled = kind == INT4_CODE && N <= 2;
@@ -21,7 +21,7 @@ INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_
         for (int n = 0; n < N; n++) {
             for (int i = 0; i < parts; i++) part[n][i] = VIOP(set1)(0);
         }
-        V(ask)(panels, at, run / chunk * 32, ahead);
+        V(ask)(asked, at, run / chunk * 32);
         _Pragma("GCC unroll 8")
         for (int64_t k = begin; k < begin + run; k += chunk, at += 32) {
             const VI v = VIOP(panels)(panels, at);
@@ -56,14 +56,14 @@ INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_
 }
 
 INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_t at, int64_t group, const uint8_t *const *q, VI *sum,
-                           int64_t ahead) {
+                           const asking *asked) {
     const VI nibbles = VIOP(set1)(0x0f0f0f0f);
     const int64_t chunk = kind == INT8_CODE ? 4 : 8, run = group < chunk * MOST_BYTE_SUMS ? group : chunk * MOST_BYTE_SUMS;
     const int parts = HAVE_VNNI && N >= 8 ? 1 : 2;
     for (int64_t begin = 0; begin < group; begin += run) {
         VI part[8][2];
         for (int n = 0; n < N; n++) part[n][0] = part[n][1] = VIOP(set1)(0);
-        V(ask)(panels, at, run / chunk * 32, ahead);
+        V(ask)(asked, at, run / chunk * 32);
         _Pragma("GCC unroll 4")
         for (int64_t k = begin; k < begin + run; k += 2 * chunk, at += 64) {
             for (int64_t half = 0; half < 2; half++) {
@@ -99,7 +99,7 @@ INLINE void V(tile)(int kind, int wide, int bf16, int N, const uint8_t *const *p
     const int64_t groups = c->groups, group_nbytes = group * PANEL / (kind == INT8_CODE ? 1 : 2);
     const int offset = kind == INT4_CODE ? INT4_OFFSET : kind == MXFP4_CODE ? MXFP4_OFFSET : wide ? 0 : INT8_OFFSET;
     int64_t at = groups * PANEL * scale_nbytes(kind);
-    const int64_t ahead = stripes_ahead(PANELS_OF_V > 1 ? panels[PANELS_OF_V - 1] - panels[0] : 0);
+    const asking asked = asking_of(panels, PANELS_OF_V, at + groups * group_nbytes);
     const uint8_t *q[8];
     const float *x_scale[8];
     const int32_t *x_sum[8];
@@ -113,8 +113,8 @@ INLINE void V(tile)(int kind, int wide, int bf16, int N, const uint8_t *const *p
     for (int64_t g = 0; g < groups; g++, at += group_nbytes) {
         VI sum[8];
         for (int n = 0; n < N; n++) sum[n] = VIOP(set1)(offset ? -offset * x_sum[n][g] : 0);
-        if (wide) V(group_pairs)(kind, N, panels, at, group, q, sum, ahead);
-        else V(group_bytes)(kind, N, panels, at, group, q, sum, ahead);
+        if (wide) V(group_pairs)(kind, N, panels, at, group, q, sum, &asked);
+        else V(group_bytes)(kind, N, panels, at, group, q, sum, &asked);
         const VF scale = V(scales)(kind, bf16, panels, g);
         for (int n = 0; n < N; n++) {
             if (kind == MXFP4_CODE) { /* codes are doubled; a power of two comes last, so that even 2^-127 rounds nothing */

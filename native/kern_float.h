@@ -16,6 +16,7 @@ INLINE void float_tile(int format, int R, int N, const uint8_t *w, int64_t strid
                        int64_t ld) {
     const int size = item_size(format), asked_every = ASKED_NBYTES / size;
     const int64_t ahead = stripes_ahead((R - 1) * stride);
+    const uint8_t *asked = w; /* in line, whatever the order of use: the rows follow each other */
     vf16 acc[4][4];
     UNROLL for (int r = 0; r < R; r++) {
         UNROLL for (int n = 0; n < N; n++) acc[r][n] = vf16_zero();
@@ -25,7 +26,7 @@ INLINE void float_tile(int format, int R, int N, const uint8_t *w, int64_t strid
         vf16 xs[4];
         UNROLL for (int n = 0; n < N; n++) xs[n] = vf16_f32(x[n] + k);
         if (stride && k % asked_every == 0) {
-            UNROLL for (int r = 0; r < R; r++) ask_ahead(w + r * stride + k * size, ahead);
+            UNROLL for (int r = 0; r < R; r++, asked += ASKED_NBYTES) ask_ahead(asked, ahead);
         }
         UNROLL for (int r = 0; r < R; r++) {
             const vf16 ws = vf16_load(format, w + r * stride + k * size);

@@ -18,6 +18,7 @@ static inline int64_t fp8_nbytes(int64_t N, int64_t K, int64_t block) {
 INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int64_t K, float *out,
                      int64_t ld) {
     const int64_t ahead = stripes_ahead((R - 1) * K);
+    const uint8_t *asked = w;
     vf16 acc[4][4];
     vb64 most[4];
     UNROLL for (int r = 0; r < R; r++) {
@@ -28,7 +29,7 @@ INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int6
         const int64_t end = begin + block < K ? begin + block : K, whole = begin + (end - begin) / 64 * 64;
         vf16 sum[4][4];
         UNROLL for (int r = 0; r < R; r++) {
-            if (begin % ASKED_NBYTES == 0) ask_ahead(w + r * K + begin, ahead);
+            if (begin % ASKED_NBYTES == 0) ask_ahead(asked, ahead), asked += ASKED_NBYTES;
             UNROLL for (int n = 0; n < N; n++) sum[r][n] = vf16_zero();
         }
         int64_t k = begin;

@@ -29,7 +29,7 @@ struct colibri_pool {
     atomic_int sleepers;
     atomic_int resting; /* the caller waits for something else: do not spin */
     atomic_int stop;
-    _Atomic(pool_work) work;
+    _Alignas(64) _Atomic(pool_work) work; /* not on the line that workers look at while it is written */
     _Atomic(void *) arg;
     atomic_int_fast64_t items, grain;
     unsigned forks; /* forks seen when the workers were started */
@@ -48,9 +48,10 @@ static void register_fork(void) { pthread_atfork(NULL, NULL, count_fork); }
 static inline int64_t end_of(uint64_t word) { return (int64_t)(word >> 16 & 0xffff); }
 static inline int64_t next_of(uint64_t word) { return (int64_t)(word & 0xffff); }
 
-/* Claims and does chunks of a lane until none is left: the first ones if it is one's own, else the last. */
+/* Claims and does chunks of a lane until none is left: the first ones if it is one's own, else the last. They are counted
+   as done at the end, all at once: until then the job cannot end, so they are of one job. */
 static void take_chunks(colibri_pool *pool, lane *from, int own) {
-    uint_fast64_t word = atomic_load_explicit(&from->word, memory_order_acquire);
+    uint_fast64_t word = atomic_load_explicit(&from->word, memory_order_acquire), done = 0;
     while (next_of(word) < end_of(word)) {
         pool_work work = atomic_load_explicit(&pool->work, memory_order_relaxed);
         void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
@@ -61,9 +62,10 @@ static void take_chunks(colibri_pool *pool, lane *from, int own) {
         int64_t begin = (own ? next_of(word) : end_of(word) - 1) * grain;
         int64_t end = begin + grain < items ? begin + grain : items;
         work(arg, begin, end);
-        atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
+        done++;
         word = atomic_load_explicit(&from->word, memory_order_acquire);
     }
+    if (done) atomic_fetch_add_explicit(&pool->done, done, memory_order_release);
 }
 
 /* Takes part in a job until no chunk of it is unclaimed. */

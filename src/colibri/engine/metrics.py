@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -39,10 +39,13 @@ class ExpertCounts:
     ahead_wasted_bytes: int = 0
 
     def __add__(self, other: ExpertCounts) -> ExpertCounts:
-        return ExpertCounts(**{k: v + getattr(other, k) for k, v in asdict(self).items()})
+        return ExpertCounts(**{k: getattr(self, k) + getattr(other, k) for k in _COUNTS})
 
     def __sub__(self, other: ExpertCounts) -> ExpertCounts:
-        return ExpertCounts(**{k: v - getattr(other, k) for k, v in asdict(self).items()})
+        return ExpertCounts(**{k: getattr(self, k) - getattr(other, k) for k in _COUNTS})
+
+
+_COUNTS = tuple(item.name for item in fields(ExpertCounts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.library import load
 from colibri.kernels.native_latent import check_selected, latent_layer, latent_state
 from colibri.kernels.native_shared_key import NativeSharedKey
-from colibri.kernels.native_structs import Structs, address_of, aligned, check_kv
+from colibri.kernels.native_structs import Structs, address_of, aligned
 
 _CODES = {Activations.FLOAT32: 0, Activations.INT16: 1, Activations.INT8: 2}
 
@@ -89,6 +89,7 @@ class NativeKernels(NativeSharedKey):
         self._workspace = aligned(0)
         # The struct of the step at hand, which three calls share.
         self._routing: tuple[Routing, Any] | None = None
+        self._stream: tuple[Floats, Any] | None = None  # x of all its layers
         self.waits: NDArray[np.int64] | None = None
         self.num_waits = 0
 
@@ -119,12 +120,11 @@ class NativeKernels(NativeSharedKey):
         y: Floats | None = None,
     ) -> None:
         """See `Kernels.attention_step`."""
-        check_kv(layer, kv)
-        c_x = self._floats(x, (len(batch.positions), layer.norm.weight.size), "x")
+        c_kv = self._structs.kv_of(layer, kv)
+        c_x = self._residual(x, (len(batch.positions), layer.norm.weight.size))
         c_y = c_x if y is None or y is x else self._floats(y, x.shape, "y")
         c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, x.shape[1])
-        c_layer, c_kv = self._structs.attention(layer), self._structs.kv(kv)
-        self._do("colibri_attention_step", c_layer, c_x, c_batch, c_kv, c_y)
+        self._do("colibri_attention_step", self._structs.attention(layer), c_x, c_batch, c_kv, c_y)
 
     def attend(
         self,
@@ -141,7 +141,7 @@ class NativeKernels(NativeSharedKey):
         selected: Ints | None = None,
     ) -> Floats:
         """See `kernels.heads`."""
-        check_kv(layer, kv)
+        c_kv = self._structs.kv_of(layer, kv)
         if (relative is None) != (layer.relative is None):
             raise ValueError("relative biases take a weight and an operand")
         rows, width = len(batch.positions), layer.num_heads * layer.head_dim
@@ -164,8 +164,7 @@ class NativeKernels(NativeSharedKey):
         out = np.empty((rows, width), np.float32)
         heads = self._library.ffi.new("colibri_heads *", values)
         c_batch = self._batch_of(batch, rope, layer.rotary_dim // 2, width)
-        c_layer, c_kv = self._structs.heads(layer), self._structs.kv(kv)
-        self._do("colibri_attend", c_layer, heads, c_batch, c_kv, self._out(out))
+        self._do("colibri_attend", self._structs.heads(layer), heads, c_batch, c_kv, self._out(out))
         return out
 
     def latent_step(
@@ -211,10 +210,10 @@ class NativeKernels(NativeSharedKey):
         shared = np.empty((rows, layer.num_shared), np.float32) if layer.num_shared else None
         c_routing = self._new_routing(layer.num_routed, hidden, ids, weights)
         c_routing.given = given is not None
-        c_routing.experts = self._ints(experts, (-1,), "experts")
+        c_routing.experts = self._library.ffi.from_buffer("int32_t[]", experts)
         if shared is not None:
             c_routing.shared = self._out(shared)
-        c_x = self._floats(x, hidden.shape, "x")
+        c_x = self._residual(x, hidden.shape)
         self._do("colibri_route_step", self._structs.router(layer), c_x, c_routing)
         routing = Routing(hidden, ids, weights, experts[: c_routing.num_used], shared)
         self._routing = routing, c_routing
@@ -234,7 +233,7 @@ class NativeKernels(NativeSharedKey):
                 "colibri_moe_step",
                 self._structs.experts(layer),
                 self._routed(layer, routing),
-                self._ints(experts, (-1,), "experts"),
+                self._ints(experts, (len(experts),), "experts"),
                 self._ints(slots, (len(experts),), "slots"),
                 len(experts),
                 self._structs.slots(table),
@@ -247,7 +246,7 @@ class NativeKernels(NativeSharedKey):
     def moe_finish(self, layer: Experts, routing: Routing, y: Floats, x: Floats) -> None:
         """See `Kernels.moe_finish`."""
         shape = routing.hidden.shape
-        c_y, c_x = self._floats(y, shape, "y"), self._floats(x, shape, "x")
+        c_y, c_x = self._floats(y, shape, "y"), self._residual(x, shape)
         c_layer = self._structs.experts(layer)
         self._do("colibri_moe_finish", c_layer, self._routed(layer, routing), c_y, c_x)
 
@@ -281,6 +280,15 @@ class NativeKernels(NativeSharedKey):
         data = address_of(self._library, array, np.uint8, "uint8_t[]", (-1,), "array")
         return int(self._library.lib.colibri_read_sum(self._context, data, array.size))
 
+    def _residual(self, x: Floats, shape: tuple[int, ...]) -> Any:
+        """A C pointer to the residual stream, which is one array for all layers of a step."""
+        last = self._stream
+        if last is not None and last[0] is x and x.shape == shape:
+            return last[1]
+        pointer = self._floats(x, shape, "x")
+        self._stream = x, pointer
+        return pointer
+
     def _limits(self, limits: Limits) -> Any:
         return self._library.ffi.new("colibri_limits *", asdict(limits))
 
@@ -290,7 +298,7 @@ class NativeKernels(NativeSharedKey):
             "rows": rows,
             "num_experts_per_tok": active,
             "num_experts": num_experts,
-            "hidden": self._floats(hidden, (rows, -1), "hidden"),
+            "hidden": self._floats(hidden, (rows, hidden.shape[1]), "hidden"),
             "ids": self._ints(ids, (rows, active), "ids"),
             "weights": self._floats(weights, (rows, active), "weights"),
         }

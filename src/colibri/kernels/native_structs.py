@@ -50,16 +50,24 @@ def address_of(
     Raises:
         ValueError: the array is anything else; native code would read past it.
     """
-    found = array.shape
-    fits = len(found) == len(shape)
-    if fits and found != shape:  # the usual case is decided without a loop
-        fits = all(want in (-1, size) for want, size in zip(shape, found, strict=True))
-    if not fits or array.dtype != _DTYPES[dtype] or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{what} must be a contiguous {np.dtype(dtype)} array {list(shape)}, "
-            f"not {array.dtype} {list(array.shape)} with strides {array.strides}"
-        )
-    return library.ffi.from_buffer(kind, array)
+    if (array.shape != shape and not _fits(array.shape, shape)) or array.dtype != _DTYPES[dtype]:
+        raise _refusal(array, dtype, shape, what)
+    try:
+        return library.ffi.from_buffer(kind, array)
+    except ValueError:  # it is not contiguous, so it has no such buffer
+        raise _refusal(array, dtype, shape, what) from None
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    sizes = zip(shape, found, strict=False)
+    return len(found) == len(shape) and all(want in (-1, size) for want, size in sizes)
+
+
+def _refusal(array: NDArray[Any], dtype: type, shape: tuple[int, ...], what: str) -> ValueError:
+    return ValueError(
+        f"{what} must be a contiguous {np.dtype(dtype)} array {list(shape)}, "
+        f"not {array.dtype} {list(array.shape)} with strides {array.strides}"
+    )
 
 
 @dataclass(slots=True)
@@ -68,6 +76,7 @@ class Structs:
 
     library: Library
     _kept: dict[int, tuple[object, Any]] = field(default_factory=dict)
+    _kv_of: dict[tuple[int, int], tuple[Heads, KVLayer, Any]] = field(default_factory=dict)
 
     def _once(self, source: T, build: Callable[[T], Any]) -> Any:
         kept = self._kept.get(id(source))
@@ -116,9 +125,18 @@ class Structs:
         """`colibri_experts *`."""
         return self._once(layer, lambda e: self._new("colibri_experts", self._experts(e)))
 
-    def kv(self, layer: KVLayer) -> Any:
-        """`colibri_kv *`."""
-        return self._once(layer, lambda k: self._new("colibri_kv", self._kv(k)))
+    def kv_of(self, attention: Heads, layer: KVLayer) -> Any:
+        """`colibri_kv *` of a pool that was made for such attention.
+
+        Raises:
+            ValueError: heads or block size differ.
+        """
+        kept = self._kv_of.get((id(attention), id(layer)))
+        if kept is None:
+            check_kv(attention, layer)
+            made = self._new("colibri_kv", self._kv(layer))
+            kept = self._kv_of[id(attention), id(layer)] = (attention, layer, made)
+        return kept[2]
 
     def slots(self, table: Slots) -> Any:
         """`colibri_slots *`."""

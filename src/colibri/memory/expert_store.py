@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -163,7 +162,7 @@ class ExpertStore:
                 withdrawn=self._withdrawn,
                 evictions=self._evictions,
                 wait_s=self._wait_s,
-                **asdict(self._reader.stats()),
+                **self._reader.stats().by_name(),
                 num_usable=self._ranges.num_usable,
                 predicted=self._ahead.of(Origin.PREDICTED),
                 warmed=self._ahead.of(Origin.WARMED),

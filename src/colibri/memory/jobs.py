@@ -7,9 +7,9 @@ word turns READY or FAILED. Whoever needs the slot looks at that word and at not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,10 @@ class ReaderStats:
     slack_bytes: int = 0
     rescued: int = 0
     drive_bytes: tuple[int, ...] = ()
+
+    def by_name(self) -> dict[str, Any]:
+        """Its values; `asdict` would copy what they consist of."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

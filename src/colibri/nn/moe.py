@@ -210,7 +210,7 @@ class BoundMoE(BoundSublayer):
         routing = self._route(step, x)
         if step.routes is not None:
             step.routes(self.layer, routing)
-        mixed = np.zeros_like(x)
+        mixed = np.zeros(x.shape, np.float32)
         if len(routing.experts) <= store.capacity(self.layer):
             with store.lease(self.layer, routing.experts) as slots:
                 if step.look_ahead is not None:
