@@ -20,6 +20,7 @@ from colibri.checkpoint.safetensors_writer import save_hf
 from colibri.models import mixtral
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
+from colibri.models.hybrid import HybridConfig
 from colibri.models.registry import all_families
 from colibri.nn.parameter import Parameter
 
@@ -30,6 +31,12 @@ each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fam
 each_sparse = pytest.mark.parametrize("family", SPARSE, ids=lambda family: family.model_type)
 
 SPELLINGS = ("per-expert", "w1w3w2", "fused")
+_ONE_LEVEL_UP = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head.norm": "norm",
+}
 _STD = {
     "matrix": 1.0,
     "router": 1.5,
@@ -161,19 +168,42 @@ def write_tiny(
     shards: int = 2,
     dtype: str = "f32",
     seed: int = 0,
+    heads: int = 0,
     **changes: Any,
 ) -> Path:
     """Write the family's tiny checkpoint and return its directory.
 
-    It is spelled as published unless asked otherwise.
+    It is spelled as published unless asked otherwise; `heads` draft further tokens.
     """
     config = family.tiny_config(**changes)
     blueprint = Blueprint.of(config)
+    if heads:
+        blueprint = blueprint.with_heads(heads)
+        config = {**config, "num_nextn_predict_layers": heads}
     tensors = dense_tensors(blueprint, seed) | expert_tensors(
         blueprint, spelling or family.spelling, seed
     )
     tensors = stacked(tensors, family)
     for ours, theirs in family.unrename:
         tensors = {name.replace(ours, theirs): value for name, value in tensors.items()}
+    tensors = {_published(name, blueprint): value for name, value in tensors.items()}
     save_hf(directory, config, tensors, shards=shards, dtype=dtype)
     return directory
+
+
+def num_heads(family: Family) -> int:
+    """Drafting heads of the tiny model: one where its tensors lie one level up, else two."""
+    return 1 if issubclass(family.config, HybridConfig) else 2 * family.mtp
+
+
+def _published(name: str, blueprint: Blueprint) -> str:
+    """Drafting heads stand behind the last layer, or under `mtp` where there is but one."""
+    found = re.match(r"mtp\.layers\.(\d+)\.(.*)", name)
+    if found is None:
+        return name
+    if len(blueprint.heads) > 1:
+        return f"model.layers.{len(blueprint.layers) + int(found[1])}.{found[2]}"
+    for ours, theirs in _ONE_LEVEL_UP.items():
+        if found[2].startswith(f"{ours}."):
+            return f"mtp.{theirs}{found[2].removeprefix(ours)}"
+    return name

@@ -27,10 +27,11 @@ A family is found by config.json's `model_type`, at the top or under `text_confi
 streams its routed experts, reads any spelling of them, and is computed by the same kernels; each
 has a golden in `tests/goldens`, made with Hugging Face's transformers from a seeded tiny
 checkpoint, and its logits stay within 2e-4 of it. Config keys that would change the computation
-and are not implemented are refused by name.
+and are not implemented are refused by name. Where heads that draft further tokens are known,
+`--mtp true` loads them; elsewhere, and without it, they are left aside.
 
-| model_type | what is peculiar | a token keeps | knowingly ignored tensors |
-|---|---|---|---|
+| model_type | what is peculiar | a token keeps | drafting heads | knowingly ignored tensors |
+|---|---|---|---|---|
 """
 
 
@@ -63,7 +64,8 @@ def row(family: Family) -> str:
     """One line of the table."""
     names = ", ".join(f"`{name}`" for name in (family.model_type, *family.aliases))
     ignored = ", ".join(f"`{pattern}`" for pattern in family.ignore) or "none"
-    return f"| {names} | {peculiar(family)} | {kept(family)} | {ignored} |\n"
+    heads = "known" if family.mtp else "left aside"
+    return f"| {names} | {peculiar(family)} | {kept(family)} | {heads} | {ignored} |\n"
 
 
 def text() -> str:

@@ -3,9 +3,10 @@
 Usage: `python tools/make_goldens.py [--check] [FAMILY ...]`.
 
 The checkpoints are those of `tests/tiny.py`, so only ids, logits and router choices are stored, in
-`tests/goldens/NAME.npz`. Prompts are drawn until, over prompt and continuation, the best two logits
-of every greedy step differ by 5e-3 and embeddings that are off by 1e-4 choose the same experts:
-then exact ids are a fair demand.
+`tests/goldens/NAME.npz`; logits of drafting heads in `NAME.mtp.npz`. Prompts are drawn until, over
+prompt and continuation, the best two logits of every greedy step differ by 5e-3 and embeddings that
+are off by 1e-4 choose the same experts: then exact ids are a fair demand. Fixtures with drafting
+heads that lie beside the checkout get goldens of these by their folder's name.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from colibri.models.blueprint import Blueprint  # noqa: E402
 from colibri.models.family import Family  # noqa: E402
 from colibri.models.registry import all_families  # noqa: E402
-from tests.tiny import write_tiny  # noqa: E402
+from tests.tiny import num_heads, write_tiny  # noqa: E402
 
 PROMPT, GREEDY, TRIALS = 32, 16, 1000
 GREEDY_GAP, NOISE = 5e-3, 1e-4
 _EXPERTS = re.compile(r"layers\.(\d+)\.(?:.*\.)?experts$")
 GOLDENS = ROOT / "tests" / "goldens"
+FIXTURES = ROOT.parent / "shared" / "fixtures" / "layout"
 
 
 def load_oracle(directory: Path) -> Any:
@@ -149,6 +151,65 @@ def check(family: Family, directory: Path) -> dict[str, Any]:
     return found
 
 
+def load_heads(model: Any, count: int) -> Any:
+    """The drafting heads of a loaded model; what its config does not say of them is filled in."""
+    from transformers.modeling_layers import MtpModel
+
+    config = model.config.get_text_config()
+    config.num_mtp_layers = count
+    if getattr(config, "layer_types", None) is not None:
+        config.mtp_layer_types = ["full_attention"] * count
+    if getattr(config, "mlp_layer_types", None) is not None:
+        config.mtp_mlp_layer_types = ["sparse"] * count
+    if getattr(config, "indexer_types", None) is not None:
+        config.indexer_types = ["full"] * count
+    behind = range(config.num_hidden_layers, config.num_hidden_layers + count)
+    names = [rf"^model\.layers\.{number}\..*" for number in behind]
+    model._keys_to_ignore_on_load_unexpected = [*names, r"^mtp.*"]
+    heads = MtpModel.from_pretrained(model).eval()
+    for layer in heads.layers:  # some blocks return what they selected beside the state
+        layer.mtp_block.register_forward_hook(
+            lambda module, inputs, output: output[0] if isinstance(output, tuple) else output
+        )
+    return heads
+
+
+def head_golden(directory: Path, ids: np.ndarray[Any, Any], count: int) -> dict[str, Any]:
+    """`ids`, and `logits.K [T - 1 - K, V]` of each drafting head, teacher-forced."""
+    import torch
+
+    model = load_oracle(directory)
+    tokens = torch.tensor(ids[None].astype(np.int64))
+    found = {"ids": ids}
+    with torch.no_grad():
+        states = model(tokens, output_hidden_states=True, use_cache=False).hidden_states[-1]
+        heads = load_heads(model, count)
+        for number in range(count):
+            states, following = states[:, :-1], tokens[:, number + 1 :]
+            positions = torch.arange(number + 1, tokens.shape[1])[None]
+            states = heads.forward_layer(number, states, positions, None, input_ids=following)
+            found[f"logits.{number}"] = heads._project_to_logits(states)[0].numpy()
+    return found
+
+
+def heads_of(family: Family, directory: Path, check_only: bool) -> None:
+    """Make or check the golden of a family's drafting heads."""
+    count = num_heads(family)
+    ids = np.load(GOLDENS / f"{family.model_type}.npz")["ids"]
+    made = head_golden(write_tiny(directory, family, heads=count), ids, count)
+    keep_heads(GOLDENS / f"{family.model_type}.mtp.npz", made, check_only)
+
+
+def keep_heads(path: Path, made: dict[str, Any], check_only: bool) -> None:
+    """Write a golden of drafting heads, or compare it with what is stored."""
+    if not check_only:
+        np.savez_compressed(path, **made)
+        return
+    stored = np.load(path)
+    if not all(np.allclose(value, stored[key], atol=1e-4) for key, value in made.items()):
+        raise SystemExit(f"{path.name} differs from what transformers computes")
+
+
 def main() -> None:
     """Make or check the goldens of the families named, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,8 +224,15 @@ def main() -> None:
             made = (check if wanted.check else make)(family, Path(folder))
         if not wanted.check:
             np.savez_compressed(GOLDENS / f"{family.model_type}.npz", **made)
+        if family.mtp:
+            with tempfile.TemporaryDirectory() as folder:
+                heads_of(family, Path(folder), wanted.check)
         verb = "agrees" if wanted.check else "made"
         print(f"{family.model_type}: {verb}, least greedy gap {float(made['greedy_gap']):.4f}")
+    if not wanted.families:
+        for case in sorted(FIXTURES.glob("*-mtp")):
+            ids = np.random.RandomState(0).randint(3, 512, PROMPT).astype(np.int32)
+            keep_heads(GOLDENS / f"{case.name}.npz", head_golden(case, ids, 1), wanted.check)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.engine.constraint import ConstraintFactory
-from colibri.engine.forward import Cancelled, ForwardModel, Progress, Routes, StatePool
+from colibri.engine.forward import Cancelled, Draft, ForwardModel, Progress, Routes, StatePool
 from colibri.engine.generation import Generation, Ids, Inbox
 from colibri.engine.limits import EngineLimits, tokens_allowed
 from colibri.engine.messages import Event, Prefill
@@ -25,7 +25,7 @@ from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
 from colibri.engine.scheduler import Scheduler
 from colibri.engine.session import Session
 from colibri.engine.task import Listener, Task
-from colibri.engine.teacher_forcing import teacher_forced
+from colibri.engine.teacher_forcing import drafted, teacher_forced
 from colibri.errors import ContextLengthError, RequestError
 from colibri.memory.budget import peak_rss, process_rss
 
@@ -234,15 +234,32 @@ class Engine:
             RequestError: an id outside the vocabulary, or no ids.
             ContextLengthError: more ids than the context holds.
         """
+        prompt = self._fitting(ids)
+        with self._taking_turn(), self.open_session() as session:
+            self._scheduler.make_room([(session, len(prompt))])
+            return teacher_forced(session, prompt, self.limits.prefill_chunk, routes=routes)
+
+    def draft_logits(
+        self, ids: TokenIds, draft: Draft, num_heads: int
+    ) -> list[NDArray[np.float32]]:
+        """Teacher-forced logits `[T - 1 - k, V]` of each of the model's drafting heads.
+
+        Raises: as `logits`.
+        """
+        prompt = self._fitting(ids)
+        with self._taking_turn(), self.open_session() as session:
+            self._scheduler.make_room([(session, len(prompt))])
+            return drafted(session, prompt, self.limits.prefill_chunk, draft, num_heads)
+
+    def _fitting(self, ids: TokenIds) -> list[int]:
+        """`ids` as a list that the context holds."""
         prompt = self.checked(ids)
         if len(prompt) > self.limits.context_length:
             raise ContextLengthError(
                 f"there are {len(prompt)} ids, the context holds {self.limits.context_length}: "
                 "shorten them, or raise context_length"
             )
-        with self._taking_turn(), self.open_session() as session:
-            self._scheduler.make_room([(session, len(prompt))])
-            return teacher_forced(session, prompt, self.limits.prefill_chunk, routes=routes)
+        return prompt
 
     @property
     def positions(self) -> list[int]:

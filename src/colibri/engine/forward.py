@@ -16,6 +16,10 @@ Routes = Callable[[int, Routing], None]  # layer, routing
 Leaving: TypeAlias = Callable[[], Sequence[int]]  # members of a batch that left since it was asked
 
 
+# ids [T], batch, tokens that follow each row [T, heads] -> logits [T, V] of each drafting head
+Draft = Callable[[NDArray[np.int32], Batch, NDArray[np.int32]], list[NDArray[np.float32]]]
+
+
 class SequenceState(Protocol):
     """What one sequence keeps: blocks borrowed from the pool, and a cell of recurrent state."""
 

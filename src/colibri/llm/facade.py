@@ -137,6 +137,21 @@ class LLM:
         """
         return self._running().logits(ids, routes=routes)
 
+    def mtp_logits(self, ids: Ids) -> list[NDArray[np.float32]]:
+        """Teacher-forced logits of the heads that draft further tokens (multi-token prediction).
+
+        Row t of head k, `[T - 1 - k, V]`, has seen ids up to and with t + k + 1 and foresees the
+        next.
+
+        Raises:
+            RequestError: as `logits`, or the model was opened without `mtp=True`.
+            ContextLengthError: more ids than the context holds.
+        """
+        engine, model = self._running(), self._model
+        if model is None or not model.heads:
+            raise RequestError("this model was opened without its drafting heads: open it with mtp")
+        return engine.draft_logits(ids, model.draft, len(model.heads))
+
     def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Completion:
         """Continue a prompt; the arguments are those of `stream`."""
         return _finished(self.stream(prompt, **request))

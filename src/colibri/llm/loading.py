@@ -76,7 +76,8 @@ class Prepared:
         """Carry out the plan, and begin to read what earlier runs used most, or all that fits."""
         profile = self.settings.profile
         spans = None if profile is None else Spans(Path(profile))
-        keeps_heat = self.settings.heat and not uses_bundled(self.settings)
+        settings = self.settings
+        keeps_heat = settings.heat and not settings.mtp and not uses_bundled(settings)
         usage = open_usage(self.description) if keeps_heat else None
         verdicts = open_verdicts(self.description, self.plan.num_slots) if keeps_heat else None
         model = load_model(
@@ -108,7 +109,7 @@ class Prepared:
         return RouteTrace(
             Path(self.settings.route_trace),
             str(self.directory),
-            [layout.layer for layout in self.description.experts.layers],
+            [index for index, _ in self.description.blueprint.sparse_layers()],
             (limits.num_experts, limits.num_experts_per_tok),
             self.plan.record_bytes,
         )
@@ -125,8 +126,8 @@ def prepare(settings: Settings, other_bytes: int = 0) -> Prepared:
     """
     _check_ram(settings.ram)
     directory = find_model(settings)
-    coding = settings.coding
-    description = Description.of(Checkpoint.open(directory, settings.family), coding)
+    coding, checkpoint = settings.coding, Checkpoint.open(directory, settings.family)
+    description = Description.of(checkpoint, coding, mtp=settings.mtp)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory) if tokenizer is not None else None
     defaults = GenerationDefaults.load(directory)

@@ -281,7 +281,9 @@ class StridedMoEConfig(MoEConfig):
         self.require(self.decoder_sparse_step > 0, "decoder_sparse_step", "must be positive")
 
     def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has routed experts."""
+        """Whether layer `index` has routed experts; what drafts behind the last always has."""
+        if index >= self.num_hidden_layers:
+            return True
         return index not in self.mlp_only_layers and (index + 1) % self.decoder_sparse_step == 0
 
 

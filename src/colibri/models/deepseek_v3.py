@@ -32,6 +32,7 @@ FAMILY = Family(
     aliases=("kimi_k2", "kimi_k25"),
     config=Config,
     layer=latent_layer,
+    mtp=True,
     rename=((r"^language_model\.", ""), *SHARED_EXPERTS),
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     ignore=(r"vision_tower\.", r"(model\.)?mm_projector\."),

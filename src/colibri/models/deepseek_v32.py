@@ -20,6 +20,7 @@ FAMILY = Family(
     model_type="deepseek_v32",
     config=Config,
     layer=latent_layer,
+    mtp=True,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     dialect="dsml",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from colibri.checkpoint.coding import NO_CODING, Coding, require_exact
@@ -17,7 +17,7 @@ from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
 from colibri.checkpoint.storage import FLOAT_DTYPES, StoredMatrix, take_matrix
-from colibri.errors import ConfigError, UnsupportedModelError
+from colibri.errors import ConfigError, IncompleteModelError, UnsupportedModelError
 from colibri.formats import BF16, F32, ID_FORMATS, FloatFormat, Format, IntegerFormat
 from colibri.formats.packing import PackKind
 from colibri.models.blueprint import Blueprint
@@ -25,6 +25,7 @@ from colibri.nn.parameter import ROUNDED, VECTORS, Parameter
 
 _ALIGNMENT = 64
 _ID_DTYPES = {name.upper(): fmt for name, fmt in ID_FORMATS.items()}
+_HEAD = re.compile(r"mtp\.layers\.(\d{1,4})\.")
 _CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
 
 
@@ -80,8 +81,10 @@ class Description:
     coding: Coding = NO_CODING
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, coding: Coding = NO_CODING) -> Description:
-        """Take the census.
+    def of(
+        cls, checkpoint: Checkpoint, coding: Coding = NO_CODING, *, mtp: bool = False
+    ) -> Description:
+        """Take the census; `mtp` asks for the heads that draft further tokens.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, left over, or
@@ -92,7 +95,10 @@ class Description:
             quantization = Quantization.read(normalize(checkpoint.config))
         except (ConfigError, UnsupportedModelError) as error:
             raise type(error)(f"{checkpoint.directory}: {error}") from None
-        tensors = Renaming(blueprint.family.rename).apply(checkpoint.tensors)
+        rename = (*blueprint.family.rename, *(blueprint.head_rename if mtp else ()))
+        tensors = Renaming(rename).apply(checkpoint.tensors)
+        if mtp:
+            blueprint = blueprint.with_heads(_num_heads(checkpoint, tensors))
         census = Census(divide(tensors, blueprint.family.divide))
         dense = tuple(
             _coded(_dense(checkpoint, census, parameter, quantization), coding.dense)
@@ -139,6 +145,17 @@ class Description:
         names = [part.format.name for layer in self.experts.layers for part in layer.parts]
         dense = (t.stored.name for t in self.dense if t.parameter.kind != "ids")
         yield from dict.fromkeys([*names, *dense])
+
+
+def _num_heads(checkpoint: Checkpoint, tensors: Iterable[str]) -> int:
+    """How many drafting heads there are."""
+    found = {match[1] for name in tensors if (match := _HEAD.match(name))}
+    if not found:
+        raise IncompleteModelError(
+            f"{checkpoint.directory}: holds no heads that draft further tokens (layers behind the"
+            " last, or tensors under `mtp`): leave `mtp` out"
+        )
+    return 1 + max(map(int, found))
 
 
 def _dense(

@@ -39,6 +39,8 @@ class Family:
             would be published.
         divide: tensors (after renaming) that hold several of ours.
         ignore: patterns of tensors (after renaming) that are knowingly not used.
+        mtp: whether checkpoints may hold heads that draft further tokens, made of layers as `layer`
+            builds them behind the last.
         dialect: syntax of reasoning and tool calls in this family's text.
         tiny: config values of the smallest model that shows everything peculiar to the family;
             tests run every family on it.
@@ -54,6 +56,7 @@ class Family:
     unrename: tuple[tuple[str, str], ...] = ()
     divide: tuple[Division, ...] = ()
     ignore: tuple[str, ...] = ()
+    mtp: bool = False
     dialect: str | None = None
     tiny: Mapping[str, Any] = field(default_factory=dict)
 

@@ -38,6 +38,7 @@ FAMILY = Family(
     model_type="glm4_moe",
     config=Config,
     layer=layer,
+    mtp=True,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     dialect="key-value-tags",

@@ -24,6 +24,7 @@ FAMILY = Family(
     model_type="glm_moe_dsa",
     config=Config,
     layer=latent_layer,
+    mtp=True,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     dialect="key-value-tags",

@@ -58,7 +58,9 @@ class HybridConfig(BaseConfig):
         return 0.25
 
     def is_linear(self, index: int) -> bool:
-        """Whether layer `index` is a delta net."""
+        """Whether layer `index` is a delta net; what drafts behind the last has attention."""
+        if index >= self.num_hidden_layers:
+            return False
         if self.layer_types is not None:
             return self.layer_types[index] == _LINEAR
         return (index + 1) % self.full_attention_interval != 0

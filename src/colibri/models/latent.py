@@ -120,13 +120,14 @@ class SparseLatentMoEConfig(LatentMoEConfig):
         )
 
     def attention(self, index: int) -> MultiHeadLatentAttention:
-        """Of layer `index`."""
+        """Of layer `index`; what drafts behind the last has an indexer of its own."""
+        kinds = (*self.index_kinds(), _FULL)
         selection = SparseIndex(
             num_heads=self.index_n_heads,
             head_dim=self.index_head_dim,
             top_k=self.index_topk,
             pairing="pair" if self.indexer_rope_interleave else "half",
-            shared=self.index_kinds()[index] == _SHARED,
+            shared=kinds[min(index, self.num_hidden_layers)] == _SHARED,
         )
         return MultiHeadLatentAttention.from_config(self, self.rope, index=selection)
 

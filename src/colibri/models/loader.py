@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TypeAlias
@@ -25,10 +25,11 @@ from colibri.memory.opening import open_store
 from colibri.memory.prefetch import Prefetcher, PrefetchMode
 from colibri.memory.pressure import watch_memory
 from colibri.memory.reader_config import ReaderConfig
-from colibri.models.blueprint import layer_prefix
+from colibri.models.blueprint import Blueprint, head_prefix
 from colibri.models.description import DenseTensor, Description
 from colibri.models.model import BoundLayer, Model
 from colibri.models.plan import KV_FORMATS, Plan
+from colibri.nn.drafting import BoundDraftingHead
 from colibri.nn.parameter import VECTORS
 from colibri.nn.sublayer import BoundSublayer, Site
 from colibri.spans import Spans
@@ -82,19 +83,21 @@ def load_model(
         )
         resources.callback(store.close)
         resources.callback(watch_memory(store).close)
-        layers = _bind(description, weights, pool)
+        blueprint, bound = description.blueprint, _bind(description, weights, pool)
+        num_layers = len(blueprint.layers)
         return Model(
-            family=description.blueprint.family,
-            config=description.blueprint.config,
+            family=blueprint.family,
+            config=blueprint.config,
             plan=plan,
             kernels=kernels if spans is None else traced_kernels(kernels, spans),
             store=store,
             kv=pool,
-            trunk=description.blueprint.trunk.bind(weights),
-            layers=layers,
+            trunk=blueprint.trunk.bind(weights),
+            layers=tuple(map(BoundLayer, bound[:num_layers])),
+            heads=_bind_heads(blueprint, weights, bound[num_layers:]),
             resources=resources.pop_all(),
             prefetcher=Prefetcher(
-                store, [found.layer for found in description.experts.layers], prefetch, governor
+                store, [index for index, _ in blueprint.sparse_layers()], prefetch, governor
             ),
             spans=spans,
         )
@@ -184,15 +187,26 @@ def _check_finite(tensor: DenseTensor, values: Floats) -> None:
         )
 
 
-def _bind(description: Description, weights: DenseWeights, pool: KVPool) -> tuple[BoundLayer, ...]:
+def _bind(
+    description: Description, weights: DenseWeights, pool: KVPool
+) -> list[tuple[BoundSublayer, ...]]:
+    """The sublayers of every place of the blueprint."""
     experts, layers, number = description.experts, [], 0
-    for index, layer in enumerate(description.blueprint.layers):
+    for index, prefix, layer in description.blueprint.places:
         row = experts.position.get(index)
         layout = None if row is None else experts.layers[row]
         bound: list[BoundSublayer] = []
         for sublayer in layer.sublayers:
-            site = Site(index, layer_prefix(index), weights, pool.layer(number), layout)
+            site = Site(index, prefix, weights, pool.layer(number), layout)
             bound.append(sublayer.bind(site))
             number += 1
-        layers.append(BoundLayer(tuple(bound)))
-    return tuple(layers)
+        layers.append(tuple(bound))
+    return layers
+
+
+def _bind_heads(
+    blueprint: Blueprint, weights: DenseWeights, bound: Sequence[tuple[BoundSublayer, ...]]
+) -> tuple[BoundDraftingHead, ...]:
+    """The drafting heads, whose sublayers are `bound`."""
+    pairs = enumerate(zip(blueprint.heads, bound, strict=True))
+    return tuple(head.bind(weights, head_prefix(i), layers) for i, (head, layers) in pairs)

@@ -20,6 +20,7 @@ from colibri.memory.prefetch import Prefetcher
 from colibri.models.config import BaseConfig
 from colibri.models.family import Family
 from colibri.models.plan import Plan
+from colibri.nn.drafting import BoundDraftingHead, normed
 from colibri.nn.sublayer import NOTHING, BoundSublayer, LookAhead, RouteListener, Step
 from colibri.nn.trunk import BoundTrunk
 from colibri.spans import Spans
@@ -46,6 +47,7 @@ class Model:
     """Weights bound to kernels, store and K/V pool; sequences live outside (`engine.session`).
 
     Attributes:
+        heads: that draft further tokens, where they are loaded.
         prefetcher: what looks ahead.
         predictor: what it asks; by default the later layer's own router.
         spans: where every step is written down, if it is.
@@ -60,6 +62,7 @@ class Model:
     trunk: BoundTrunk
     layers: tuple[BoundLayer, ...]
     prefetcher: Prefetcher
+    heads: tuple[BoundDraftingHead, ...] = ()
     resources: ExitStack = field(default_factory=ExitStack)
     predictor: Predictor | None = None
     spans: Spans | None = None
@@ -91,6 +94,26 @@ class Model:
             logits = self._run(step, wanted, leaving)
         self.spans.flush()
         return logits
+
+    def draft(self, ids: Ints, batch: Batch, following: Ints) -> list[Floats]:
+        """One step of `ids [T]`; the logits `[T, V]` of each drafting head behind every row.
+
+        `following [T, heads]` are the tokens after each row; head k, which is told the first
+        k + 1 of them, foresees the one after these. See `forward` for the rest.
+        """
+        kernels = self.kernels
+        step = Step(kernels, self.store, batch, ids)
+        x = self.trunk.embed(step)
+        for layer in self.layers:
+            for sublayer in layer.sublayers:
+                sublayer.step(step, x, x)
+        norm, found = self.trunk.head.norm, []
+        for number, head in enumerate(self.heads):
+            step = Step(kernels, self.store, batch, np.ascontiguousarray(following[:, number]))
+            x = head.step(step, self.trunk.embed(step), normed(kernels, norm, x))
+            norm = head.norm
+            found.append(self.trunk.behind(norm).logits(kernels, x))
+        return found
 
     def _run(self, step: Step, wanted: Ints, leaving: Callable[[], Sequence[int]] | None) -> Floats:
         x = self.trunk.embed(step)

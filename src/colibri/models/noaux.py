@@ -66,8 +66,8 @@ class NoauxMoEConfig(MoEConfig):
         self.require(self.moe_layer_freq == 1, "moe_layer_freq", "must be 1")
 
     def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has routed experts."""
-        if self.mlp_layer_types is not None:
+        """Whether layer `index` has routed experts; what drafts behind the last always has."""
+        if self.mlp_layer_types is not None and index < self.num_hidden_layers:
             return self.mlp_layer_types[index] == _SPARSE
         return index >= self.first_k_dense_replace
 

@@ -171,6 +171,7 @@ class _Planner:
         for_slots = max(int((after_fixed - kv_room) * _SLOT_SHARE), least_bytes)
         slots = divide(for_slots, self.experts, self.active) if asked is None else asked
         slots_bytes = slots_nbytes(self.experts, slots)
+        blueprint = self.description.blueprint
         records = [layer.record_nbytes for layer in self.experts.layers]
         return Plan(
             budget_bytes=self.budget,
@@ -192,7 +193,7 @@ class _Planner:
             num_slots=sum(slots),
             num_experts=sum(layer.num_experts for layer in self.experts.layers),
             record_bytes=max(records, default=0),
-            bytes_per_token_cold=self.active * sum(records),
+            bytes_per_token_cold=self.active * sum(records[: len(blueprint.sparse_layers())]),
         )
 
     def _kv_format(self) -> KVFormat:

@@ -45,6 +45,7 @@ FAMILY = Family(
     aliases=("qwen3_5_moe_text",),
     config=Config,
     layer=layer,
+    mtp=True,
     rename=((r"^model\.language_model\.", "model."),),
     spelling="fused",
     ignore=(r"model\.visual\.",),

@@ -40,6 +40,7 @@ FAMILY = Family(
     model_type="qwen3_next",
     config=Config,
     layer=layer,
+    mtp=True,
     dialect="json-tags",
     tiny={
         "num_experts": 16,

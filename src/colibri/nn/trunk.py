@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,6 +83,10 @@ class BoundTrunk:
         """The residual stream `[T, D]` of the step's tokens."""
         x = step.kernels.embed(self.embedding, step.ids)
         return x if self.first_norm is None else step.kernels.norm_rows(self.first_norm, x)
+
+    def behind(self, norm: Norm) -> BoundTrunk:
+        """The same with another last norm."""
+        return replace(self, head=Head(norm, self.head.lm_head))
 
     def logits(self, kernels: Kernels, x: Floats) -> Floats:
         """Logits `[R, V]` of rows `x [R, D]` of the stream."""

@@ -139,6 +139,13 @@ class Settings:
         "Read config.json as if its model_type were this: for copies of a known model under "
         "another name",
     )
+    mtp: bool = knob(
+        False,
+        parse_switch,
+        "BOOL",
+        "Load the heads that foresee further tokens, of models that have any (multi-token "
+        "prediction): true or false; no heat is kept then",
+    )
     isa: str = knob(
         "auto",
         parse_text,
