@@ -106,7 +106,10 @@ def make_llm(
     """An LLM over whatever text files the directory holds."""
     tokenizer = Tokenizer.load(directory)
     config = SimpleNamespace(
-        vocab_size=VOCAB, eos_token_id=eos_token_id, max_position_embeddings=context_length
+        vocab_size=VOCAB,
+        num_ids=VOCAB,
+        eos_token_id=eos_token_id,
+        max_position_embeddings=context_length,
     )
     plan = SimpleNamespace(
         context_length=context_length,
@@ -124,6 +127,7 @@ def make_llm(
             SimpleNamespace(
                 checkpoint=SimpleNamespace(directory=directory),
                 blueprint=SimpleNamespace(config=config),
+                rounded={},
             ),
         ),
         tokenizer=tokenizer,
