@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.constraint import ConstraintFactory
+from colibri.engine.constraint import ConstraintFactory, ConstraintSpec
 from colibri.engine.forward import Cancelled, Draft, ForwardModel, Progress, Routes, StatePool
 from colibri.engine.generation import Generation, Ids, Inbox
 from colibri.engine.limits import EngineLimits, tokens_allowed
@@ -147,6 +147,7 @@ class Engine:
         session: Session | None = None,
         progress: Progress | None = None,
         cancelled: Cancelled = lambda: False,
+        constraint: ConstraintSpec | None = None,
     ) -> Generation:
         """Check the request now; compute when the result is iterated over.
 
@@ -157,7 +158,8 @@ class Engine:
             RequestError, ContextLengthError: as `submit`.
         """
         inbox = Inbox(None if progress is None else _progress(progress))
-        request = GenerateRequest(prompt=tuple(self.checked(ids)), params=params)
+        held = None if constraint is None else dict(constraint)
+        request = GenerateRequest(prompt=tuple(self.checked(ids)), params=params, constraint=held)
         task = self._task(request, Listener(inbox.tell, inbox.fail), None, session, False)
         return Generation(task, self._drive(task, inbox, cancelled), self._memory)
 

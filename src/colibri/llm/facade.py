@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.engine.constraint import ConstraintSpec
 from colibri.engine.engine import Engine
 from colibri.engine.engine import TokenIds as Ids
 from colibri.engine.forward import Cancelled, Progress, Routes
@@ -27,6 +28,7 @@ from colibri.models.model import Model
 from colibri.models.plan import Plan
 from colibri.settings import Settings
 from colibri.text import Message, Tokenizer, encode_chat
+from colibri.text.constraint import Constraints
 
 Prompt = str | Ids
 
@@ -60,7 +62,10 @@ class LLM:
             max_context_length=prepared.config.max_position_embeddings,
         )
         runner = model if route_trace is None else TracedModel(model, route_trace)
-        self._engine = Engine(runner, model.kv, _counts_of(model), limits)
+        constraints = None
+        if prepared.tokenizer is not None:
+            constraints = Constraints(prepared.tokenizer, limits.vocab_size, limits.eos_ids)
+        self._engine = Engine(runner, model.kv, _counts_of(model), limits, constraints)
 
     @classmethod
     def open(
@@ -277,6 +282,7 @@ class LLM:
         session: Session | None = None,
         progress: Progress | None = None,
         cancelled: Cancelled = lambda: False,
+        constraint: ConstraintSpec | None = None,
         **sampling: Any,
     ) -> Stream:
         check_names(sampling)
@@ -284,7 +290,12 @@ class LLM:
         tokenizer = self.prepared.tokenizer if not stop else self._tokenizer("a stop string")
         text = None if tokenizer is None else ReplyText(tokenizer, stop or None)
         generation = self._running().generate(
-            ids, params, session=session, progress=progress, cancelled=cancelled
+            ids,
+            params,
+            session=session,
+            progress=progress,
+            cancelled=cancelled,
+            constraint=constraint,
         )
         return Stream(generation, text, None if self._heat is None else self._heat.save)
 

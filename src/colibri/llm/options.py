@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TypedDict
 
+from colibri.engine.constraint import ConstraintSpec
 from colibri.engine.forward import Cancelled, Progress
 from colibri.engine.request import SamplingParams
 from colibri.engine.session import Session
@@ -25,6 +26,7 @@ class RequestOptions(TypedDict, total=False):
         session: from `LLM.open_session`; state is kept in it between requests.
         progress: called with the prompt's tokens that are done, and all of them.
         cancelled: asked between layers and tokens; true ends the reply.
+        constraint: what the reply is held to, such as `{"json_schema": …}`, see `text.constraint`.
     """
 
     temperature: float | None
@@ -43,6 +45,7 @@ class RequestOptions(TypedDict, total=False):
     session: Session | None
     progress: Progress | None
     cancelled: Cancelled
+    constraint: ConstraintSpec | None
 
 
 def check_names(sampling: Iterable[str]) -> None:
@@ -54,6 +57,6 @@ def check_names(sampling: Iterable[str]) -> None:
     known = [field.name for field in fields(SamplingParams)]
     for name in sampling:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, "stop", "session"], 1)
+            near = difflib.get_close_matches(name, [*known, "stop", "session", "constraint"], 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise RequestError(f"unknown argument {name}: {hint}known are {', '.join(known)}, stop")
