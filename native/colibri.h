@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "abi_kernels.cdef"
+#include "abi_gated.cdef"
 #include "abi_latent.cdef"
 #include "abi_pack.cdef"
 #include "abi_recurrent.cdef"

@@ -173,3 +173,15 @@ int32_t colibri_write_streams(colibri_context *ctx, const colibri_stream_mix *mi
                               int32_t width, float *x) {
     return ctx->table->write_streams(ctx, mix, weights, y, rows, width, x);
 }
+
+int32_t colibri_read_gated(colibri_context *ctx, const float *x, const float *gate, int32_t num_streams, int32_t width, int32_t rows, float *out) {
+    return ctx->table->read_gated(ctx, x, gate, num_streams, width, rows, out);
+}
+
+int32_t colibri_write_gated(colibri_context *ctx, const float *weights, const float *y, int32_t num_streams, int32_t width, int32_t rows, float *x) {
+    return ctx->table->write_gated(ctx, weights, y, num_streams, width, rows, x);
+}
+
+int32_t colibri_match_streams(colibri_context *ctx, const float *x, const float *y, int32_t num_streams, int32_t width, int32_t rows, float *out) {
+    return ctx->table->match_streams(ctx, x, y, num_streams, width, rows, out);
+}

@@ -1,6 +1,7 @@
 /* The kernels, compiled once for each instruction set with -DISA=name. Only kern_vec.h knows which one it is. */
 #include "kern_attention.h"
 #include "kern_dense.h"
+#include "kern_gated.h"
 #include "kern_latent.h"
 #include "kern_moe.h"
 #include "kern_recurrent.h"
@@ -92,6 +93,9 @@ const colibri_table TABLE_NAME(ISA) = {
     .decay_rows = decay_rows,
     .conv_rows = conv_rows,
     .delta_rows = delta_rows,
+    .read_gated = read_gated,
+    .write_gated = write_gated,
+    .match_streams = match_streams,
     .pool_rows = pool_rows,
     .select_entries = select_entries,
     .shared_key_rows = shared_key_rows,

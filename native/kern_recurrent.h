@@ -36,6 +36,8 @@ typedef struct {
     int64_t x_stride;
 } conv_job;
 
+static int64_t inputs_kept(const colibri_short_conv *layer) { return (int64_t)(layer->kernel - 1) * layer->dilation; }
+
 /* out[c] = bias + sum over taps i, the oldest first, of weight[i][c] * input i [c]; the newest input is x. */
 static void conv_taps(const colibri_short_conv *layer, float (*restrict weight)[CONV_CHANNELS], const float *restrict bias, const float *restrict past,
                       const float *restrict x, int64_t n, float *restrict out) {
@@ -43,7 +45,7 @@ static void conv_taps(const colibri_short_conv *layer, float (*restrict weight)[
     if (bias) memcpy(out, bias, (size_t)n * sizeof *out);
     else memset(out, 0, (size_t)n * sizeof *out);
     for (int i = 0; i < last; i++) {
-        const float *restrict input = past + (int64_t)i * layer->channels;
+        const float *restrict input = past + (int64_t)i * layer->dilation * layer->channels;
         for (int64_t c = 0; c < n; c++) out[c] = __builtin_fmaf(weight[i][c], input[c], out[c]);
     }
     for (int64_t c = 0; c < n; c++) out[c] = __builtin_fmaf(weight[last][c], x[c], out[c]);
@@ -58,7 +60,7 @@ INLINE void turn_weights(int64_t K, const float *restrict from, int64_t n, float
 
 static void conv_chunk(const conv_job *job, int64_t first, int64_t n) {
     const colibri_short_conv *layer = job->layer;
-    const int64_t C = layer->channels, K = layer->kernel;
+    const int64_t C = layer->channels, K = layer->kernel, kept = inputs_kept(layer);
     const size_t nbytes = (size_t)n * sizeof(float);
     float weight[MOST_KERNEL][CONV_CHANNELS], sum[CONV_CHANNELS], active[CONV_CHANNELS];
     const float *const out = layer->silu ? active : sum;
@@ -67,8 +69,8 @@ static void conv_chunk(const conv_job *job, int64_t first, int64_t n) {
     for (int64_t t = 0; t < job->rows->rows; t++) {
         float *x = job->x + t * job->x_stride + first, *past = cell_of(job->state, job->rows, t) + first;
         conv_taps(layer, weight, layer->bias ? layer->bias + first : NULL, past, x, n, sum);
-        for (int64_t i = 0; i + 2 < K; i++) memcpy(past + i * C, past + (i + 1) * C, nbytes);
-        if (K > 1) memcpy(past + (K - 2) * C, x, nbytes);
+        for (int64_t i = 0; i + 1 < kept; i++) memcpy(past + i * C, past + (i + 1) * C, nbytes);
+        if (kept > 0) memcpy(past + (kept - 1) * C, x, nbytes);
         if (layer->silu) activate_row(COLIBRI_SILU_OF, sum, n, active);
         for (int64_t c = 0; c < n; c++) x[c] = layer->residual ? x[c] + out[c] : out[c];
     }
@@ -85,8 +87,8 @@ static void conv_chunks(void *arg, int64_t begin, int64_t end) {
 static int32_t conv_rows(colibri_context *ctx, const colibri_short_conv *layer, const colibri_cell_layer *state, const colibri_cell_rows *rows,
                          float *x, int64_t x_stride) {
     const conv_job job = {layer, state, rows, x, x_stride};
-    if (layer->kernel < 1 || layer->kernel > MOST_KERNEL) return COLIBRI_ARGUMENT;
-    if ((ctx->where = bad_cell(state, rows, (int64_t)(layer->kernel - 1) * layer->channels)) >= 0) return COLIBRI_ARGUMENT;
+    if (layer->kernel < 1 || layer->kernel > MOST_KERNEL || layer->dilation < 1) return COLIBRI_ARGUMENT;
+    if ((ctx->where = bad_cell(state, rows, inputs_kept(layer) * layer->channels)) >= 0) return COLIBRI_ARGUMENT;
     const int64_t chunks = (layer->channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
     pool_run(ctx->pool, conv_chunks, (void *)&job, chunks, pool_grain(ctx->pool, chunks, 8));
     return COLIBRI_OK;

@@ -157,7 +157,8 @@ static int32_t route_step(colibri_context *ctx, const colibri_router *layer, con
         ctx->where = (int32_t)(i / layer->num_experts_per_tok);
         if (routing->ids[i] < 0 || routing->ids[i] >= E) return COLIBRI_ARGUMENT;
     }
-    norm_input(ctx, &m.in, &layer->norm, x, routing->hidden, rows);
+    if (layer->norm.weight) norm_input(ctx, &m.in, &layer->norm, x, routing->hidden, rows);
+    else memcpy(routing->hidden, x, (size_t)(rows * D) * sizeof *x), code_input(ctx, &m.in, rows);
     linear_one(ctx, &layer->gate, &m.in, rows, m.probabilities, STORE);
     route_job job = {layer, routing, m.probabilities, m.choice, m.bad};
     pool_run(ctx->pool, route_rows, &job, rows, 1);

@@ -64,9 +64,10 @@ static int32_t activate(colibri_context *ctx, int32_t kind, const float *x, int6
     return COLIBRI_OK;
 }
 
-static void norm_group(const colibri_group_norm *norm, const float *restrict x, const float *restrict gate, float *restrict out) {
+static void norm_group(const colibri_group_norm *norm, const float *restrict weight, const float *restrict x, const float *restrict gate,
+                       float *restrict out) {
     const int64_t n = norm->width;
-    const float scale = 1.0f / root_of_squares(x, n, norm->of_sum ? 1.0f : (float)n, norm->eps), *restrict weight = norm->weight;
+    const float scale = 1.0f / root_of_squares(x, n, norm->of_sum ? 1.0f : (float)n, norm->eps);
     for (int64_t i = 0; i < n; i++) out[i] = x[i] * scale;
     for (int64_t i = 0; weight && i < n; i++) out[i] *= weight[i];
     if (norm->gate == COLIBRI_GATED_BY_SIGMOID) {
@@ -82,7 +83,8 @@ static void norm_row_groups(void *arg, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
         for (int64_t i = 0; i < job->width; i += norm->width) {
             const float *gate = job->other ? job->other + t * job->other_stride + i : NULL;
-            norm_group(norm, job->x + t * job->x_stride + i, gate, job->out + t * job->width + i);
+            const float *weight = norm->weight && norm->num_weights > norm->width ? norm->weight + i : norm->weight;
+            norm_group(norm, weight, job->x + t * job->x_stride + i, gate, job->out + t * job->width + i);
         }
     }
 }
@@ -90,6 +92,7 @@ static void norm_row_groups(void *arg, int64_t begin, int64_t end) {
 static int32_t norm_rows(colibri_context *ctx, const colibri_group_norm *norm, const float *x, int64_t x_stride, const float *gate,
                          int64_t gate_stride, int32_t rows, int32_t width, float *out) {
     rows_job job = {norm, x, gate, x_stride, gate_stride, width, out, 0};
+    if (norm->weight && norm->num_weights > norm->width && norm->num_weights != width) return COLIBRI_ARGUMENT;
     if (width % norm->width || (norm->gate != COLIBRI_UNGATED && !gate)) return COLIBRI_ARGUMENT;
     run_rows(ctx, norm_row_groups, &job, rows);
     return COLIBRI_OK;

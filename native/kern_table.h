@@ -35,6 +35,9 @@ struct colibri_table {
     int32_t (*matmul_groups)(colibri_context *, const colibri_matrix *, int32_t, const float *, int32_t, float *);
     int32_t (*read_streams)(colibri_context *, const colibri_stream_mix *, const float *, int32_t, float *, float *);
     int32_t (*write_streams)(colibri_context *, const colibri_stream_mix *, const float *, const float *, int32_t, int32_t, float *);
+    int32_t (*read_gated)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
+    int32_t (*write_gated)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
+    int32_t (*match_streams)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
 };
 
 #define TABLE_NAME_OF(isa) colibri_table_##isa

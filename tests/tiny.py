@@ -43,6 +43,7 @@ _STD = {
     "embedding": 8.0,
     "filter": 1.0,
     "absorbed": 1.0,
+    "table": 8.0,
 }  # times K^-1/2
 
 

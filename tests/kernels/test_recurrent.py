@@ -85,15 +85,21 @@ def conv_step(layer: ShortConv, x: Floats) -> Step:
     kernel=st.integers(1, 5),
     rows=st.integers(1, 9),
     switches=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    dilation=st.integers(1, 3),
     seed=SEEDS,
 )
 def test_short_conv(
-    channels: int, kernel: int, rows: int, switches: tuple[bool, bool, bool], seed: int
+    channels: int,
+    kernel: int,
+    rows: int,
+    switches: tuple[bool, bool, bool],
+    dilation: int,
+    seed: int,
 ) -> None:
     rng = generator(seed)
     has_bias, silu, residual = switches
     bias = gaussian(rng, channels) if has_bias else None
-    layer = ShortConv(gaussian(rng, channels, kernel), bias, silu, residual)
+    layer = ShortConv(gaussian(rng, channels, kernel), bias, silu, residual, dilation)
     x = gaussian(rng, rows, channels + 2)
     found = check(conv_step(layer, x), layer.state_nbytes, rows, 4e-6)
     assert_same_bits(found[:, [0, -1]], x[:, [0, -1]])
@@ -106,6 +112,18 @@ def test_short_conv_is_a_causal_convolution() -> None:
     found, _ = run(native(), conv_step(layer, x), layer.state_nbytes, 10, 3)
     for c in range(6):
         wanted = np.convolve(x[:, c + 1], layer.weight[c, ::-1])[:10]
+        np.testing.assert_allclose(found[:, c + 1], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_taps_lie_a_dilation_apart() -> None:
+    rng = generator(1)
+    layer = ShortConv(gaussian(rng, 6, 4), dilation=3)
+    x = gaussian(rng, 14, 8)
+    found, _ = run(native(), conv_step(layer, x), layer.state_nbytes, 14, 5)
+    spread = np.zeros((6, 10), np.float32)
+    spread[:, ::3] = layer.weight
+    for c in range(6):
+        wanted = np.convolve(x[:, c + 1], spread[c, ::-1])[:14]
         np.testing.assert_allclose(found[:, c + 1], wanted, rtol=1e-4, atol=1e-5)
 
 

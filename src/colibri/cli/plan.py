@@ -32,6 +32,8 @@ def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
     console = Console(highlight=False)
     console.print(table(prepared.plan))
     console.print(advice(prepared.plan), markup=False, soft_wrap=True)
+    if prepared.plan.table_bytes:
+        console.print(on_disk(prepared.plan), markup=False, soft_wrap=True)
 
 
 def table(plan: Plan) -> Table:
@@ -45,6 +47,14 @@ def table(plan: Plan) -> Table:
     for name, nbytes in plan.rows():
         shown.add_row(name, format_bytes(nbytes))
     return shown
+
+
+def on_disk(plan: Plan) -> str:
+    """What no budget holds."""
+    return (
+        f"Tables of {format_bytes(plan.table_bytes)} stay on disk: a token reads "
+        f"{format_bytes(plan.table_bytes_per_token)} of them, row by row."
+    )
 
 
 def advice(plan: Plan) -> str:

@@ -22,7 +22,7 @@ def footer(completion: Completion, totals: Metrics) -> str:
         f"first after {format_seconds(own.ttft_s)}",
         "" if speed is None else f"{speed:.2f} tok/s",
         "" if hit_rate is None else f"experts {hit_rate:.0%} from memory",
-        f"{format_bytes(own.experts.bytes_read)} read",
+        f"{format_bytes(own.experts.bytes_read + own.experts.table_bytes)} read",
         "" if own.prefetch_recall is None else f"{own.prefetch_recall:.0%} foreseen",
         f"peak {format_bytes(totals.peak_rss_bytes)} of {format_bytes(totals.ram_budget_bytes)}",
     ]
@@ -61,6 +61,7 @@ def as_json(completion: Completion, llm: LLM) -> dict[str, Any]:
         "expert_hits": own.experts.hits,
         "expert_hit_rate": own.expert_hit_rate,
         "bytes_read": own.experts.bytes_read,
+        "table_bytes": own.experts.table_bytes,
         "ahead_bytes": own.experts.ahead_bytes,
         "ahead_useful_bytes": own.experts.ahead_useful_bytes,
         "ahead_late_bytes": own.experts.ahead_late_bytes,

@@ -23,6 +23,7 @@ class ExpertCounts:
         ahead_useful_bytes: of these, what was there when it was wanted.
         ahead_late_bytes: what was still on the way then.
         ahead_wasted_bytes: what was read and evicted unused.
+        table_bytes: read row by row of tables that stay on disk, beside all experts.
     """
 
     requests: int = 0
@@ -37,6 +38,7 @@ class ExpertCounts:
     ahead_useful_bytes: int = 0
     ahead_late_bytes: int = 0
     ahead_wasted_bytes: int = 0
+    table_bytes: int = 0
 
     def __add__(self, other: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(**{k: getattr(self, k) + getattr(other, k) for k in _COUNTS})

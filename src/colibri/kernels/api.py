@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.formats import Bytes, FloatFormat, Floats, Format, RowInt8Format
+from colibri.kernels.gated import GatedStreamKernels
 from colibri.kernels.heads import HeadKernels, Heads
 from colibri.kernels.latent import NO_LATENTS, LatentKernels, LatentLimits
 from colibri.kernels.recurrent_api import RecurrentKernels, RowKernels
@@ -110,6 +111,8 @@ class FFN:
 class Router:
     """Norm, logits `gate h`, scores p, choice, weights; ties go to the lowest id.
 
+    Without a norm, rows are taken as they are.
+
     The last `num_shared` rows of `gate` are those of shared experts, which are not chosen but
     always used, and weighed like chosen ones.
 
@@ -122,7 +125,7 @@ class Router:
         bias: `[E]`, or None.
     """
 
-    norm: Norm
+    norm: Norm | None
     gate: Matrix
     num_experts_per_tok: int
     normalize: bool
@@ -172,9 +175,9 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """Final norm and output projection."""
+    """Final norm, where there is one, and output projection."""
 
-    norm: Norm
+    norm: Norm | None
     lm_head: Matrix
 
 
@@ -330,6 +333,7 @@ class NonFiniteRow(Exception):  # noqa: N818  (a signal to the layer, which know
 
 
 class Kernels(
+    GatedStreamKernels,
     HeadKernels,
     LatentKernels,
     RowKernels,

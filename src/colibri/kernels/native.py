@@ -35,6 +35,7 @@ from colibri.kernels.cpus import num_threads
 from colibri.kernels.heads import Heads
 from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.library import load
+from colibri.kernels.native_gated import NativeGated
 from colibri.kernels.native_latent import check_selected, latent_layer, latent_state
 from colibri.kernels.native_shared_key import NativeSharedKey
 from colibri.kernels.native_structs import Structs, address_of, aligned
@@ -47,7 +48,7 @@ def instruction_sets() -> list[str]:
     return list(_tables())
 
 
-class NativeKernels(NativeSharedKey):
+class NativeKernels(NativeGated, NativeSharedKey):
     """`Kernels` in C.
 
     Attributes:
@@ -252,6 +253,8 @@ class NativeKernels(NativeSharedKey):
 
     def head_step(self, layer: Head, x: Floats) -> Floats:
         """See `Kernels.head_step`."""
+        if layer.norm is None:
+            return self.matmul(layer.lm_head, x)
         out = np.empty((len(x), layer.lm_head.rows), np.float32)
         c_x = self._floats(x, (-1, layer.lm_head.columns), "x")
         norm, matrix = self._structs.norm(layer.norm), self._structs.matrix(layer.lm_head)

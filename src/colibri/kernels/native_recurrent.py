@@ -53,6 +53,8 @@ class NativeRecurrent(NativeCalls):
                 f"x is {width} wide for groups of {norm.width}, gated by {norm.gate}: "
                 f"{'no' if gate is None else 'a'} gate is given"
             )
+        if norm.weight is not None and norm.weight.size not in (norm.width, width):
+            raise ValueError(f"{norm.weight.size} norm weights do not fit groups of {norm.width}")
         null = (self._library.ffi.NULL, 0)
         c_gate = null if gate is None else self._rows(gate, x.shape, "gate")
         layer = self._structs.made("colibri_group_norm", norm, self._group_norm)
@@ -117,7 +119,8 @@ class NativeRecurrent(NativeCalls):
         """Address of the first row and the distance of rows in floats."""
         strides = array.strides
         dense = len(shape) == 2 and array.shape == shape and array.dtype == _FLOAT32
-        if not dense or (strides[1] != 4 and shape[1] > 1) or strides[0] % 4 or strides[0] < 0:
+        apart = array.size > 0 and strides[1] != 4 and shape[1] > 1
+        if not dense or apart or strides[0] % 4 or strides[0] < 0:
             raise ValueError(
                 f"{what} must be float32 rows {list(shape)}, each contiguous, "
                 f"not {array.dtype} {list(array.shape)} with strides {strides}"
@@ -158,8 +161,9 @@ class NativeRecurrent(NativeCalls):
 
     def _group_norm(self, norm: GroupNorm) -> dict[str, Any]:
         return {
-            "weight": self._optional(norm.weight, (norm.width,), "norm weight"),
+            "weight": self._optional(norm.weight, (-1,), "norm weight"),
             "width": norm.width,
+            "num_weights": 0 if norm.weight is None else norm.weight.size,
             "eps": norm.eps,
             "of_sum": norm.of_sum,
             "gate": _GATES[norm.gate],
@@ -193,6 +197,7 @@ class NativeRecurrent(NativeCalls):
             "kernel": kernel,
             "silu": layer.silu,
             "residual": layer.residual,
+            "dilation": layer.dilation,
         }
 
 

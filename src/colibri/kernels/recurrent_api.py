@@ -33,7 +33,7 @@ class GroupNorm:
     """`x / sqrt(mean(x^2) + eps) * weight * act(gate)` of every `width` neighbours.
 
     Attributes:
-        weight: `[width]`, or None.
+        weight: `[width]`, or one for each number of a row, or None.
         of_sum: divide by `sqrt(sum(x^2) + eps)` instead (l2 norm).
         gate: what is made of the gate, an operand of x's shape; None without one.
     """
@@ -66,10 +66,11 @@ class DecayGate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortConv:
-    """A causal convolution of each channel: `sum_i weight[c, i] x[t - kernel + 1 + i, c] + bias`.
+    """A causal convolution of each channel.
 
-    `silu` is applied to the sum; with `residual` the input is added to what came out. The state
-    is the last `kernel - 1` inputs `[kernel - 1, C]`, the oldest first.
+    `sum_i weight[c, i] x[t - (kernel - 1 - i) dilation, c] + bias`. `silu` is applied to the sum;
+    with `residual` the input is added to what came out. The state is the last `(kernel - 1)
+    dilation` inputs, `[.., C]`, the oldest first.
 
     Attributes:
         weight: `[C, kernel]`, the newest input's last.
@@ -80,12 +81,13 @@ class ShortConv:
     bias: Floats | None = None
     silu: bool = False
     residual: bool = False
+    dilation: int = 1
 
     @property
     def state_nbytes(self) -> int:
         """Bytes of one sequence's state."""
         channels, kernel = self.weight.shape
-        return conv_state_nbytes(channels, kernel)
+        return conv_state_nbytes(channels, kernel, self.dilation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,9 @@ class DeltaRule:
         return 4 * self.num_heads * self.key_dim * self.value_dim
 
 
-def conv_state_nbytes(channels: int, kernel: int) -> int:
+def conv_state_nbytes(channels: int, kernel: int, dilation: int = 1) -> int:
     """Bytes of the inputs that a short convolution keeps of one sequence."""
-    return 4 * (kernel - 1) * channels
+    return 4 * (kernel - 1) * dilation * channels
 
 
 class RowKernels(Protocol):

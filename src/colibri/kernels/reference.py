@@ -34,6 +34,7 @@ from colibri.kernels.api import (
     Swiglu,
 )
 from colibri.kernels.latent import LatentAttention, LatentCache
+from colibri.kernels.reference_gated import ReferenceGated
 from colibri.kernels.reference_heads import ReferenceHeads
 from colibri.kernels.reference_latent import latent_step
 from colibri.kernels.reference_math import rms_norm, sigmoid, softmax, softplus
@@ -42,7 +43,9 @@ from colibri.kernels.reference_shared_key import ReferenceSharedKey
 from colibri.kernels.reference_streams import ReferenceStreams
 
 
-class ReferenceKernels(ReferenceHeads, ReferenceRecurrent, ReferenceSharedKey, ReferenceStreams):
+class ReferenceKernels(
+    ReferenceGated, ReferenceHeads, ReferenceRecurrent, ReferenceSharedKey, ReferenceStreams
+):
     """`Kernels` in NumPy; slow, since every matrix is decoded at every use."""
 
     name = "reference"
@@ -103,7 +106,7 @@ class ReferenceKernels(ReferenceHeads, ReferenceRecurrent, ReferenceSharedKey, R
 
     def route_step(self, layer: Router, x: Floats, given: Ints | None = None) -> Routing:
         """Score, choose where nobody has, weigh."""
-        hidden = rms_norm(x, layer.norm)
+        hidden = x if layer.norm is None else rms_norm(x, layer.norm)
         logits = self.matmul(layer.gate, hidden)  # [T, E]
         broken = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if broken.size:
@@ -148,7 +151,7 @@ class ReferenceKernels(ReferenceHeads, ReferenceRecurrent, ReferenceSharedKey, R
 
     def head_step(self, layer: Head, x: Floats) -> Floats:
         """Final norm and projection."""
-        return self.matmul(layer.lm_head, rms_norm(x, layer.norm))
+        return self.matmul(layer.lm_head, x if layer.norm is None else rms_norm(x, layer.norm))
 
     def matmul(self, matrix: Matrix, x: Floats) -> Floats:
         """Decode and multiply."""

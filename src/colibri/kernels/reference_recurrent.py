@@ -34,11 +34,12 @@ class ReferenceRecurrent:
 
     def norm_rows(self, norm: GroupNorm, x: Floats, gate: Floats | None = None) -> Floats:
         """Group by group."""
-        groups = x.reshape(len(x), -1, norm.width)
+        groups = x.reshape(len(x), x.shape[1] // norm.width, norm.width)
         squares = np.square(groups).sum(axis=-1, keepdims=True, dtype=np.float32)
         squares = squares if norm.of_sum else squares / np.float32(norm.width)
         out = groups / np.sqrt(squares + np.float32(norm.eps))
-        out = out if norm.weight is None else out * norm.weight
+        if norm.weight is not None:
+            out = out * norm.weight.reshape(-1, norm.width)
         flat: Floats = out.reshape(x.shape)
         if norm.gate is None:
             return flat
@@ -63,14 +64,16 @@ class ReferenceRecurrent:
     def short_conv(self, layer: ShortConv, x: Floats, batch: Batch, state: CellLayer) -> None:
         """Each sequence's rows behind the inputs that it kept."""
         channels, kernel = layer.weight.shape
+        kept = (kernel - 1) * layer.dilation
         for member in np.unique(batch.members):
             here = np.flatnonzero(batch.members == member)
-            past = cell_of(state, int(batch.cells[member]), (kernel - 1, channels))
+            past = cell_of(state, int(batch.cells[member]), (kept, channels))
             inputs = np.concatenate([past, x[here]])
             past[:] = inputs[len(here) :]
             out = np.zeros((len(here), channels), np.float32)
             for tap in range(kernel):
-                out += inputs[tap : tap + len(here)] * layer.weight[:, tap]
+                first = tap * layer.dilation
+                out += inputs[first : first + len(here)] * layer.weight[:, tap]
             out = out if layer.bias is None else out + layer.bias
             out = silu(out) if layer.silu else out
             x[here] = x[here] + out if layer.residual else out

@@ -349,6 +349,7 @@ def _counts_of(model: Model) -> Callable[[], ExpertCounts]:
             ahead_useful_bytes=ahead.useful,
             ahead_late_bytes=ahead.late,
             ahead_wasted_bytes=ahead.wasted,
+            table_bytes=sum(table.stats.bytes_read for table in model.tables),
         )
 
     return counts

@@ -34,7 +34,8 @@ _INERT = re.compile(
     | (attn|experts)_implementation | use_flash_attn | max_window_layers
     | num_nextn_predict_layers | rope_theta | language_model_only
     | (vision|image|video|audio)_\w+
-    | seq_aux | aux_loss_alpha | ep_size | index_share_for_mtp_iteration""",
+    | seq_aux | aux_loss_alpha | ep_size | index_share_for_mtp_iteration
+    | number_of_conv_states""",
     re.VERBOSE,
 )
 # Checked wherever a family declares them and they are given.

@@ -43,6 +43,10 @@ def convert_model(
     checkpoint = Checkpoint.open(source)
     description = Description.of(checkpoint)
     parameters = [_parameter(tensor, dense_format) for tensor in description.dense]
+    for table in description.tables:
+        for name, spec in zip(table.names, table.shards, strict=True):
+            stored = table.stored
+            parameters.append(DenseParameter(name, spec.shape, spec, stored, stored))
     return convert(
         checkpoint,
         description.experts,

@@ -17,7 +17,12 @@ from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.rename import Census, Renaming
 from colibri.checkpoint.safetensors import TensorSpec
 from colibri.checkpoint.storage import FLOAT_DTYPES, StoredMatrix, take_matrix
-from colibri.errors import ConfigError, IncompleteModelError, UnsupportedModelError
+from colibri.errors import (
+    CheckpointError,
+    ConfigError,
+    IncompleteModelError,
+    UnsupportedModelError,
+)
 from colibri.formats import BF16, F32, ID_FORMATS, FloatFormat, Format, IntegerFormat
 from colibri.formats.packing import PackKind
 from colibri.models.blueprint import Blueprint
@@ -65,12 +70,37 @@ class DenseTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class TableTensor:
+    """A table that stays on disk.
+
+    Attributes:
+        shards: one after another, by their names in `names`.
+    """
+
+    parameter: Parameter
+    names: tuple[str, ...]
+    shards: tuple[TensorSpec, ...]
+    stored: FloatFormat
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(spec.nbytes for spec in self.shards)
+
+    @property
+    def nbytes_per_token(self) -> int:
+        """Bytes that one token reads."""
+        return self.parameter.rows_per_token * self.stored.nbytes((1, self.parameter.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """A checkpoint understood: every tensor has its place.
 
     Attributes:
         ignored: names of tensors that are knowingly not used.
         coding: what is rounded at load.
+        tables: what stays on disk and is read row by row.
     """
 
     checkpoint: Checkpoint
@@ -79,6 +109,7 @@ class Description:
     experts: ExpertIndex
     ignored: tuple[str, ...] = ()
     coding: Coding = NO_CODING
+    tables: tuple[TableTensor, ...] = ()
 
     @classmethod
     def of(
@@ -100,18 +131,21 @@ class Description:
         if mtp:
             blueprint = blueprint.with_heads(_num_heads(checkpoint, tensors))
         census = Census(divide(tensors, blueprint.family.divide))
+        parameters = blueprint.parameters()
         dense = tuple(
             _coded(_dense(checkpoint, census, parameter, quantization), coding.dense)
-            for parameter in blueprint.parameters()
+            for parameter in parameters
+            if parameter.kind != "table"
         )
+        tables = tuple(_table(census, each) for each in parameters if each.kind == "table")
         requests = blueprint.expert_layers()
         if checkpoint.container is not None:
             experts = checkpoint.container.expert_index(requests, coding.experts)
             census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
-            return cls(checkpoint, blueprint, dense, experts, (), coding)
+            return cls(checkpoint, blueprint, dense, experts, (), coding, tables)
         experts = index_experts(census, requests, quantization, coding.experts)
         ignored = census.finish(blueprint.ignored())
-        return cls(checkpoint, blueprint, dense, experts, ignored, coding)
+        return cls(checkpoint, blueprint, dense, experts, ignored, coding, tables)
 
     @property
     def left_aside(self) -> dict[str, int]:
@@ -180,6 +214,36 @@ def _dense(
     spec = census.take(parameter.name, parameter.shape)
     stored = _plain_format(spec, _ID_DTYPES if parameter.kind == "ids" else FLOAT_DTYPES)
     return DenseTensor(parameter, spec, stored, _resident(parameter, stored))
+
+
+def _table(census: Census, parameter: Parameter) -> TableTensor:
+    """Take a table, which is one tensor or shards that follow one another."""
+    name, (rows, columns) = parameter.name, parameter.shape
+    stem = name.removesuffix("weight")
+    names: list[str] = []
+    shards: list[TensorSpec] = []
+    while (shard := f"{stem}shard_{len(names)}.weight") in census:
+        found = census.get(shard)
+        height = found.shape[0] if found is not None and len(found.shape) == 2 else rows
+        names.append(shard)
+        shards.append(census.take(shard, (height, columns)))
+    if not names or (total := sum(spec.shape[0] for spec in shards)) == 0:
+        names, shards, total = [name], [census.take(name, (rows, columns))], rows
+    if total != rows:
+        raise CheckpointError(
+            f"{shards[-1].file}: the {len(shards)} shards of {name} have {total:,} rows, wanted"
+            f" {rows:,}; fetch the checkpoint again"
+        )
+    stored = {_float_format(spec) for spec in shards}
+    if len(stored) > 1:
+        raise UnsupportedModelError(f"{shards[0].file}: the shards of {name} have different dtypes")
+    return TableTensor(parameter, tuple(names), tuple(shards), stored.pop())
+
+
+def _float_format(spec: TensorSpec) -> FloatFormat:
+    found = _plain_format(spec, FLOAT_DTYPES)
+    assert isinstance(found, FloatFormat)
+    return found
 
 
 def _coded(tensor: DenseTensor, coded: IntegerFormat | None) -> DenseTensor:

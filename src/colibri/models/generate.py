@@ -97,6 +97,9 @@ def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
         if kinds := config.get(key):
             count = config["num_hidden_layers"]
             config[key] = (kinds * (count // len(kinds) + 1))[:count]
+    if "ple_layer_ids" in config:
+        last = config["num_hidden_layers"]
+        config["ple_layer_ids"] = [each for each in config["ple_layer_ids"] if each <= last]
     return config
 
 
@@ -120,6 +123,10 @@ def _sizes(size: ModelShape, declared: set[str]) -> dict[str, Any]:
         "index_n_heads": size.num_heads // 2,
         "index_head_dim": size.head_dim,
         "index_topk": 2048,
+        "indexer_n_heads": size.num_heads // 2,
+        "indexer_head_dim": size.head_dim,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 16,
         "max_position_embeddings": 4096,
         "num_experts": size.num_experts,
         "num_experts_per_tok": size.num_experts_per_tok,
@@ -193,7 +200,7 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool, num_experts: int) -
             return RandomTensor(name, shape, plain, 0.1)
         case "ids":
             return RandomTensor(name, shape, I64, 0.0, below=num_experts)
-        case "filter":
+        case "filter" | "table":
             return RandomTensor(name, shape, plain, unit)
         case "router":
             return RandomTensor(name, shape, plain, _ROUTER_GAIN * unit)

@@ -49,7 +49,7 @@ class InklingConfig(MoEConfig):
 
     unused_keys: ClassVar[frozenset[str]] = frozenset(
         {
-            *("number_of_conv_states", "rms_norm_eps_moe_gate", "mtp_config", "num_mtp_layers"),
+            *("rms_norm_eps_moe_gate", "mtp_config", "num_mtp_layers"),
             *("chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids"),
         }
     )

@@ -25,6 +25,7 @@ from colibri.memory.opening import open_store
 from colibri.memory.prefetch import Prefetcher, PrefetchMode
 from colibri.memory.pressure import watch_memory
 from colibri.memory.reader_config import ReaderConfig
+from colibri.memory.row_table import RowTable
 from colibri.models.blueprint import Blueprint, head_prefix
 from colibri.models.description import DenseTensor, Description
 from colibri.models.model import BoundLayer, Model
@@ -66,6 +67,7 @@ def load_model(
         if spans is not None:
             resources.callback(lambda: spans.close(**asdict(store.stats)))
         weights = _load_dense(description, resources, progress)
+        tables = _open_tables(description, weights, resources)
         kernels.reserve(description.blueprint.limits(plan.max_rows))
         states = description.blueprint.states()
         pool = KVPool(states, plan.num_kv_blocks, KV_FORMATS[plan.kv_format], plan.num_cells)
@@ -100,6 +102,7 @@ def load_model(
                 store, [index for index, _ in blueprint.sparse_layers()], prefetch, governor
             ),
             spans=spans,
+            tables=tables,
         )
 
 
@@ -109,10 +112,19 @@ class DenseWeights:
     def __init__(self) -> None:
         """Filled by the loader."""
         self._tensors: dict[str, tuple[DenseTensor, Bytes]] = {}
+        self._tables: dict[str, RowTable] = {}
 
     def add(self, tensor: DenseTensor, data: Bytes) -> None:
         """Keep `data`, the tensor's resident bytes."""
         self._tensors[tensor.parameter.name] = tensor, data
+
+    def add_table(self, name: str, table: RowTable) -> None:
+        """Keep a table that stays on disk."""
+        self._tables[name] = table
+
+    def table(self, name: str) -> RowTable:
+        """A table that stays on disk."""
+        return self._tables[name]
 
     def vector(self, name: str) -> Floats:
         """A norm or bias `[N]` float32."""
@@ -141,6 +153,18 @@ def _load_dense(
         if progress is not None:
             progress("dense weights", start, description.dense_nbytes)
     return weights
+
+
+def _open_tables(
+    description: Description, weights: DenseWeights, resources: ExitStack
+) -> tuple[RowTable, ...]:
+    """Open what stays on disk."""
+    found = []
+    for tensor in description.tables:
+        found.append(RowTable(tensor.shards, tensor.stored))
+        resources.callback(found[-1].close)
+        weights.add_table(tensor.parameter.name, found[-1])
+    return tuple(found)
 
 
 def _fill(tensor: DenseTensor, region: Bytes) -> None:

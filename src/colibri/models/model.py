@@ -17,6 +17,7 @@ from colibri.kernels.api import Batch, Ints, Kernels
 from colibri.kv import KVPool
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.prefetch import Prefetcher
+from colibri.memory.row_table import RowTable
 from colibri.models.config import BaseConfig
 from colibri.models.family import Family
 from colibri.models.plan import Plan
@@ -51,6 +52,7 @@ class Model:
         prefetcher: what looks ahead.
         predictor: what it asks; by default the later layer's own router.
         spans: where every step is written down, if it is.
+        tables: what stays on disk beside the experts.
     """
 
     family: Family
@@ -66,6 +68,7 @@ class Model:
     resources: ExitStack = field(default_factory=ExitStack)
     predictor: Predictor | None = None
     spans: Spans | None = None
+    tables: tuple[RowTable, ...] = ()
 
     def forward(
         self,

@@ -77,7 +77,9 @@ class Plan:
     num_slots: int
     num_experts: int
     record_bytes: int  # of the largest expert
-    bytes_per_token_cold: int  # read for one token when nothing is resident
+    bytes_per_token_cold: int  # read for one token when nothing is resident, rows of tables too
+    table_bytes: int = 0  # of tables that stay on disk; no share of the budget
+    table_bytes_per_token: int = 0
 
     @property
     def max_rows(self) -> int:
@@ -173,6 +175,7 @@ class _Planner:
         slots_bytes = slots_nbytes(self.experts, slots)
         blueprint = self.description.blueprint
         records = [layer.record_nbytes for layer in self.experts.layers]
+        by_rows = sum(table.nbytes_per_token for table in self.description.tables)
         return Plan(
             budget_bytes=self.budget,
             process_bytes=self.process,
@@ -193,7 +196,10 @@ class _Planner:
             num_slots=sum(slots),
             num_experts=sum(layer.num_experts for layer in self.experts.layers),
             record_bytes=max(records, default=0),
-            bytes_per_token_cold=self.active * sum(records[: len(blueprint.sparse_layers())]),
+            bytes_per_token_cold=self.active * sum(records[: len(blueprint.sparse_layers())])
+            + by_rows,
+            table_bytes=sum(table.nbytes for table in self.description.tables),
+            table_bytes_per_token=by_rows,
         )
 
     def _kv_format(self) -> KVFormat:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from colibri.formats import Floats
-from colibri.kernels.api import CellLayer, Kernels, Matrix
+from colibri.kernels.api import CellLayer, Kernels, Matrix, Norm
 from colibri.kernels.recurrent_api import (
     DecayGate,
     DeltaRule,
@@ -46,6 +46,7 @@ class DeltaMixer(Sublayer):
         num_heads: of values; each key head serves `num_heads / num_key_heads` of them.
         kernel: taps of the convolutions.
         norm: of the input; that of the output has plain weights and the same eps.
+        input_norm: whether the input is normed.
     """
 
     hidden_size: int
@@ -55,6 +56,7 @@ class DeltaMixer(Sublayer):
     value_dim: int
     kernel: int
     norm: RMSNorm
+    input_norm: bool = True
 
     @property
     def keys(self) -> int:
@@ -93,6 +95,15 @@ class DeltaMixer(Sublayer):
         width = 4 * self.keys + 6 * self.values + self.hidden_size
         return Demand(attention_width=max(self.keys, self.values), array_width=width)
 
+    def norm_parameters(self, prefix: str) -> list[Parameter]:
+        """Of the input."""
+        name = f"{prefix}input_layernorm"
+        return [self.norm.parameter(name, self.hidden_size)] if self.input_norm else []
+
+    def bind_norm(self, weights: Weights, prefix: str) -> Norm | None:
+        """Of the input."""
+        return self.norm.bind(weights, f"{prefix}input_layernorm") if self.input_norm else None
+
     def bind_convs(self, weights: Weights, names: tuple[str, ...]) -> tuple[ShortConv, ...]:
         """The convolutions of those weights."""
         return tuple(
@@ -108,9 +119,11 @@ class GatedDeltaNet(DeltaMixer):
     Attributes:
         interleaved: whether the projections are stored key head by key head, as `[q | k | v | z]`
             and `[b | a]` of each, or each for itself.
+        gate: what is made of z, by which the output is multiplied.
     """
 
     interleaved: bool = False
+    gate: Literal["sigmoid", "silu"] = "silu"
 
     @property
     def rule(self) -> DeltaRule:
@@ -139,7 +152,7 @@ class GatedDeltaNet(DeltaMixer):
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norm, projections, convolution, decay, norm of the output."""
         attn, channels = f"{prefix}linear_attn.", self.convolved[0]
-        found = [self.norm.parameter(f"{prefix}input_layernorm", self.hidden_size)]
+        found = self.norm_parameters(prefix)
         for name, rows in self.projections.items():
             found += linear(attn + name, rows, self.hidden_size)
         return [
@@ -156,7 +169,7 @@ class GatedDeltaNet(DeltaMixer):
         attn, weights = f"{site.prefix}linear_attn.", site.weights
         *conv_states, state = shares(site.state.cells, self.state_sizes)
         matrices = tuple(bind_linear(weights, attn + name) for name in self.projections)
-        norm = self.norm.bind(weights, f"{site.prefix}input_layernorm")
+        norm = self.bind_norm(weights, site.prefix)
         out_norm = weights.vector(f"{attn}norm.weight")
         a_log, bias = weights.vector(f"{attn}A_log"), weights.vector(f"{attn}dt_bias")
         return BoundGatedDeltaNet(
@@ -166,7 +179,7 @@ class GatedDeltaNet(DeltaMixer):
             gate=DecayGate(a_log, bias, self.num_heads),
             rule=self.rule,
             state=state,
-            out_norm=GroupNorm(self.value_dim, self.norm.eps, out_norm, gate="silu"),
+            out_norm=GroupNorm(self.value_dim, self.norm.eps, out_norm, gate=self.gate),
             out_proj=bind_linear(weights, f"{attn}out_proj"),
             interleaved=self.interleaved,
         )
@@ -229,7 +242,7 @@ class KimiDeltaAttention(DeltaMixer):
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norm, projections, convolutions, decay, norm of the output."""
         attn = f"{prefix}self_attn."
-        found = [self.norm.parameter(f"{prefix}input_layernorm", self.hidden_size)]
+        found = self.norm_parameters(prefix)
         for name, rows in self.projections.items():
             found += linear(attn + name, rows, self.hidden_size)
         for name, (rows, columns) in self.second.items():
@@ -250,7 +263,7 @@ class KimiDeltaAttention(DeltaMixer):
         attn, weights = f"{site.prefix}self_attn.", site.weights
         *conv_states, state = shares(site.state.cells, self.state_sizes)
         matrices = tuple(bind_linear(weights, attn + name) for name in self.projections)
-        norm = self.norm.bind(weights, f"{site.prefix}input_layernorm")
+        norm = self.bind_norm(weights, site.prefix)
         out_norm = weights.vector(f"{attn}o_norm.weight")
         a_log, bias = weights.vector(f"{attn}A_log"), weights.vector(f"{attn}dt_bias")
         return BoundKimiDelta(

@@ -6,6 +6,7 @@ to all of them. `HyperTrunk` makes streams of an embedding and one row of the st
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -47,12 +48,59 @@ class HyperConfig(Protocol):
         """Of the norm of all streams together."""
 
 
+class Mixing(ABC):
+    """How streams are read and written at one place, ready to compute."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self, kernels: Kernels, x: Floats) -> tuple[Floats, Floats]:
+        """What a sublayer reads of `x [T, n D]`, `[T, D]`, and the weights of writing."""
+
+    @abstractmethod
+    def write(self, kernels: Kernels, weights: Floats, y: Floats, x: Floats) -> None:
+        """Write `y [T, D]` into `x`, by the weights of the reading before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
-    """How many streams there are, and how they are mixed; see `kernels.streams.StreamMix`."""
+class StreamForm(ABC):
+    """How many streams there are; subclasses say how they are read and written.
+
+    Attributes:
+        head: prefix of the tensors by which the head reads.
+    """
 
     count: int
     hidden_size: int
+    head: str = _HEAD
+
+    @property
+    def width(self) -> int:
+        """Columns of all streams together."""
+        return self.count * self.hidden_size
+
+    @property
+    @abstractmethod
+    def demand(self) -> Demand:
+        """What reading and writing need room for, beside the streams."""
+
+    @abstractmethod
+    def parameters(self, prefix: str) -> list[Parameter]:
+        """What a sublayer is read and written by, under `prefix`."""
+
+    @abstractmethod
+    def head_parameters(self) -> list[Parameter]:
+        """What the head reads by."""
+
+    @abstractmethod
+    def bind(self, weights: Weights, prefix: str, *, reads_only: bool = False) -> Mixing:
+        """Join what is under `prefix` to its weights; a head only reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams(StreamForm):
+    """Streams that a doubly stochastic matrix mixes; see `kernels.streams.StreamMix`."""
+
     iterations: int
     eps: float
     norm_eps: float
@@ -69,11 +117,20 @@ class Streams:
         )
 
     @property
-    def width(self) -> int:
-        """Columns of all streams together."""
-        return self.count * self.hidden_size
+    def demand(self) -> Demand:
+        """Arrays of what is read, added and weighed."""
+        weights = stream_weights(self.count)
+        return Demand(array_width=self.width + 2 * self.hidden_size + weights)
 
-    def parameters(self, prefix: str, rows: int, num_scales: int) -> list[Parameter]:
+    def parameters(self, prefix: str) -> list[Parameter]:
+        """Of reading, of writing, and of the matrix."""
+        return self._parameters(prefix, stream_weights(self.count), 3)
+
+    def head_parameters(self) -> list[Parameter]:
+        """Of reading."""
+        return self._parameters(self.head, self.count, 1)
+
+    def _parameters(self, prefix: str, rows: int, num_scales: int) -> list[Parameter]:
         """Of a mix with `rows` weights, `num_scales` of which are scaled alike."""
         return [
             Parameter(f"{prefix}fn", (rows, self.width), "router"),
@@ -81,9 +138,9 @@ class Streams:
             Parameter(f"{prefix}scale", (num_scales,), "bias"),
         ]
 
-    def bind(self, weights: Weights, prefix: str) -> StreamMix:
-        """The kernels' view of the mix under `prefix`."""
-        return StreamMix(
+    def bind(self, weights: Weights, prefix: str, *, reads_only: bool = False) -> Mixing:
+        """The kernels' view of the mix under `prefix`; its rows say whether it only reads."""
+        mix = StreamMix(
             fn=weights.matrix(f"{prefix}fn"),
             base=weights.vector(f"{prefix}base"),
             scale=weights.vector(f"{prefix}scale"),
@@ -92,6 +149,22 @@ class Streams:
             eps=self.eps,
             iterations=self.iterations,
         )
+        return StochasticMixing(mix)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StochasticMixing(Mixing):
+    """Weighed sums, and streams that are mixed among themselves."""
+
+    mix: StreamMix
+
+    def read(self, kernels: Kernels, x: Floats) -> tuple[Floats, Floats]:
+        """See `Mixing.read`."""
+        return kernels.read_streams(self.mix, x)
+
+    def write(self, kernels: Kernels, weights: Floats, y: Floats, x: Floats) -> None:
+        """See `Mixing.write`."""
+        kernels.write_streams(self.mix, weights, y, x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +177,7 @@ class HyperConnected(Sublayer):
     """
 
     inner: Sublayer
-    streams: Streams
+    streams: StreamForm
     name: str
 
     @property
@@ -114,18 +187,15 @@ class HyperConnected(Sublayer):
 
     @property
     def demand(self) -> Demand:
-        """The sublayer's; and arrays of what is read, added and weighed, beside the streams."""
-        inner, streams = self.inner.demand, self.streams
-        own = streams.width + 2 * streams.hidden_size + stream_weights(streams.count)
-        return replace(inner, array_width=inner.array_width + own)
+        """The sublayer's; and what reading and writing need, beside the streams."""
+        inner, own = self.inner.demand, self.streams.demand
+        both = Demand.largest([inner, own])
+        return replace(both, array_width=inner.array_width + own.array_width)
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """The sublayer's and the mix."""
-        rows = stream_weights(self.streams.count)
-        return [
-            *self.inner.parameters(prefix),
-            *self.streams.parameters(f"{prefix}{self.name}.", rows, 3),
-        ]
+        own = self.streams.parameters(f"{prefix}{self.name}.")
+        return [*self.inner.parameters(prefix), *own]
 
     def expert_layer(self, layer: int, prefix: str) -> ExpertLayer | None:
         """The sublayer's."""
@@ -137,13 +207,12 @@ class HyperConnected(Sublayer):
         return BoundHyperConnected(self.inner.bind(site), mix)
 
 
-def hyper_connected(layer: Layer, streams: Streams) -> Layer:
+def hyper_connected(
+    layer: Layer, streams: StreamForm, names: tuple[str, str] = ("attn_hc", "ffn_hc")
+) -> Layer:
     """A layer of attention and feed-forward between streams."""
-    attention, feed_forward = layer.sublayers
-    return Layer(
-        HyperConnected(inner=attention, streams=streams, name="attn_hc"),
-        HyperConnected(inner=feed_forward, streams=streams, name="ffn_hc"),
-    )
+    both = zip(layer.sublayers, names, strict=True)
+    return Layer(*(HyperConnected(inner=each, streams=streams, name=name) for each, name in both))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,20 +220,20 @@ class BoundHyperConnected(BoundSublayer):
     """A sublayer between streams, ready to compute."""
 
     inner: BoundSublayer
-    mix: StreamMix
+    mix: Mixing
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """Read, compute, write into `x [T, n D]`; nothing else may be written to, so `y` is `x`."""
         if y is not x:
             raise ValueError("streams are mixed in place")
-        hidden, weights = step.kernels.read_streams(self.mix, x)
+        hidden, weights = self.mix.read(step.kernels, x)
         added = np.zeros_like(hidden)
         self.inner.step(step, hidden, added)
-        step.kernels.write_streams(self.mix, weights, added, x)
+        self.mix.write(step.kernels, weights, added, x)
 
     def foresee(self, kernels: Kernels, x: Floats, ids: Ints) -> Ints:
         """What the sublayer would want for what it would read now."""
-        return self.inner.foresee(kernels, kernels.read_streams(self.mix, x)[0], ids)
+        return self.inner.foresee(kernels, self.mix.read(kernels, x)[0], ids)
 
     def innermost(self) -> BoundSublayer:
         """The inner sublayer's."""
@@ -172,7 +241,7 @@ class BoundHyperConnected(BoundSublayer):
 
     def reading(self, kernels: Kernels, x: Floats) -> Floats:
         """Of what the sublayer would read of the streams."""
-        return self.inner.reading(kernels, kernels.read_streams(self.mix, x)[0])
+        return self.inner.reading(kernels, self.mix.read(kernels, x)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,24 +252,26 @@ class HyperTrunk(Trunk):
         head: how they end: as a `mean`, or as a sum `weighed` by a mix of their own.
     """
 
-    streams: Streams
+    streams: StreamForm
     head: Literal["mean", "weighed"]
 
     def last_parameters(self) -> list[Parameter]:
         """The mix of the head, where it has one, before norm and head."""
-        mix = self.streams.parameters(_HEAD, self.streams.count, 1)
-        return [*(mix if self.head == "weighed" else ()), *Trunk.last_parameters(self)]
+        mix = self.streams.head_parameters() if self.head == "weighed" else []
+        return [*mix, *Trunk.last_parameters(self)]
 
     def bind(self, weights: Weights) -> BoundTrunk:
         """Join it to its weights."""
         plain = Trunk.bind(self, weights)
-        mix = self.streams.bind(weights, _HEAD) if self.head == "weighed" else None
+        streams, mix = self.streams, None
+        if self.head == "weighed":
+            mix = streams.bind(weights, streams.head, reads_only=True)
         return BoundHyperTrunk(
             plain.embedding,
             plain.head,
             plain.first_norm,
             plain.num_logits,
-            num_streams=self.streams.count,
+            num_streams=streams.count,
             mix=mix,
         )
 
@@ -214,7 +285,7 @@ class BoundHyperTrunk(BoundTrunk):
     """
 
     num_streams: int = 1
-    mix: StreamMix | None = None
+    mix: Mixing | None = None
 
     def embed(self, step: Step) -> Floats:
         """The streams `[T, n D]` of the step's tokens."""
@@ -223,7 +294,7 @@ class BoundHyperTrunk(BoundTrunk):
     def logits(self, kernels: Kernels, x: Floats) -> Floats:
         """Logits `[R, V]` of rows `x [R, n D]` of the streams."""
         if self.mix is not None:
-            return BoundTrunk.logits(self, kernels, kernels.read_streams(self.mix, x)[0])
+            return BoundTrunk.logits(self, kernels, self.mix.read(kernels, x)[0])
         first, *others = np.split(x, self.num_streams, axis=1)
         total = first.copy()
         for stream in others:  # one after the other: in one order, whatever the rows

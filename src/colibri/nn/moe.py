@@ -61,6 +61,7 @@ class MoEFFN(Sublayer):
         shared_gate: whether the shared expert is multiplied by the sigmoid of a gate of its own.
         swiglu: the activation of routed and shared experts.
         transposed, interleaved, biased: how the checkpoint stores experts, see `ExpertLayer`.
+        input_norm: whether the input is normed.
     """
 
     hidden_size: int
@@ -75,6 +76,7 @@ class MoEFFN(Sublayer):
     transposed: bool = False
     interleaved: bool = False
     biased: bool = False
+    input_norm: bool = True
 
     @classmethod
     def from_config(
@@ -89,6 +91,7 @@ class MoEFFN(Sublayer):
         transposed: bool = False,
         interleaved: bool = False,
         biased: bool = False,
+        input_norm: bool = True,
     ) -> MoEFFN:
         """Sizes and norm from the config; what is peculiar to a family by keyword."""
         return cls(
@@ -104,6 +107,7 @@ class MoEFFN(Sublayer):
             transposed=transposed,
             interleaved=interleaved,
             biased=biased,
+            input_norm=input_norm,
         )
 
     @property
@@ -117,12 +121,12 @@ class MoEFFN(Sublayer):
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """Norm, router and shared expert."""
-        found = [
-            self.norm.parameter(f"{prefix}post_attention_layernorm", self.hidden_size),
-            *self.route.parameters(
-                f"{prefix}mlp.gate.", self.num_experts, self.hidden_size, self.num_experts_per_tok
-            ),
-        ]
+        found = self.route.parameters(
+            f"{prefix}mlp.gate.", self.num_experts, self.hidden_size, self.num_experts_per_tok
+        )
+        if self.input_norm:
+            name = f"{prefix}post_attention_layernorm"
+            found.insert(0, self.norm.parameter(name, self.hidden_size))
         if self.shared_intermediate_size:
             found += glu_parameters(
                 f"{prefix}mlp.shared_expert.", self.hidden_size, self.shared_intermediate_size
@@ -154,7 +158,8 @@ class MoEFFN(Sublayer):
         if site.experts is None:
             raise ValueError(f"layer {site.layer} was given no experts")
         weights, mlp = site.weights, f"{site.prefix}mlp."
-        norm = self.norm.bind(weights, f"{site.prefix}post_attention_layernorm")
+        name = f"{site.prefix}post_attention_layernorm"
+        norm = self.norm.bind(weights, name) if self.input_norm else None
         router = self.route.bind(weights, f"{mlp}gate.", norm, self.num_experts_per_tok)
         gate, up, down = site.experts.parts
         shared_gate = bind_linear(weights, f"{mlp}shared_expert_gate") if self.shared_gate else None

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri.formats import Floats
 from colibri.kernels.api import Matrix
 
 Kind: TypeAlias = Literal[
-    "norm", "centred_norm", "bias", "filter", "ids", "matrix", "embedding", "router", "absorbed"
-]
+    "norm", "centred_norm", "bias", "filter", "ids",
+    "matrix", "embedding", "router", "absorbed", "table",
+]  # fmt: skip
 
 VECTORS: frozenset[Kind] = frozenset({"norm", "centred_norm", "bias", "filter", "ids"})
 ROUNDED: frozenset[Kind] = frozenset({"matrix", "embedding"})  # what coding may round
@@ -27,12 +31,21 @@ class Parameter:
             as whole numbers below 2^24) are resident as float32,
             matrices as they are stored; routers are never coded by a conversion, nor is an absorbed
             matrix, which is multiplied from both sides and so resident as floats. What is stored of
-            a centred norm is `w - 1`.
+            a centred norm is `w - 1`. A table stays on disk, whole or in shards (`.shard_0`, …).
+        rows_per_token: rows of a table that one token reads.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: Kind
+    rows_per_token: int = 0
+
+
+class Rows(Protocol):
+    """Rows of a matrix, read when they are asked for (`memory.row_table.RowTable`)."""
+
+    def rows(self, numbers: NDArray[np.int64]) -> Floats:
+        """Rows `numbers [..]` as float32 `[.., columns]`."""
 
 
 class Weights(Protocol):
@@ -46,6 +59,9 @@ class Weights(Protocol):
 
     def matrix(self, name: str, bias: str | None = None) -> Matrix:
         """A matrix in its resident format, with its bias if one is named."""
+
+    def table(self, name: str) -> Rows:
+        """A table that stays on disk."""
 
 
 def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> list[Parameter]:

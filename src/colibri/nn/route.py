@@ -63,8 +63,10 @@ class Route:
             found.append(Parameter(f"{prefix}tid2eid", shape, "ids"))
         return found
 
-    def bind(self, weights: Weights, prefix: str, norm: Norm, num_experts_per_tok: int) -> Router:
-        """The kernels' view of it; `norm` is of its input."""
+    def bind(
+        self, weights: Weights, prefix: str, norm: Norm | None, num_experts_per_tok: int
+    ) -> Router:
+        """The kernels' view of it; `norm` is of its input, where that is normed."""
         bias = f"{prefix}e_score_correction_bias"
         scale = float(weights.vector(f"{prefix}global_scale")[0]) if self.learned_factor else 1.0
         return Router(

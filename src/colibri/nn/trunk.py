@@ -26,6 +26,7 @@ class Trunk:
         embedding_norm: whether embeddings are normed.
         divisor: what the last norm's output is divided by.
         num_logits: logits that count; None where all do.
+        final_norm: whether there is a norm before the output projection.
     """
 
     vocab_size: int
@@ -35,6 +36,7 @@ class Trunk:
     embedding_norm: bool = False
     divisor: float = 1.0
     num_logits: int | None = None
+    final_norm: bool = True
 
     def first_parameters(self) -> list[Parameter]:
         """Tensors before the layers."""
@@ -44,20 +46,25 @@ class Trunk:
 
     def last_parameters(self) -> list[Parameter]:
         """Tensors behind them."""
-        norm = self.norm.parameter(_FINAL_NORM, self.hidden_size)
-        head = Parameter(LM_HEAD, (self.vocab_size, self.hidden_size), "matrix")
-        return [norm] if self.tied else [norm, head]
+        found = []
+        if self.final_norm:
+            found.append(self.norm.parameter(_FINAL_NORM, self.hidden_size))
+        if not self.tied:
+            found.append(Parameter(LM_HEAD, (self.vocab_size, self.hidden_size), "matrix"))
+        return found
 
     def bind(self, weights: Weights) -> BoundTrunk:
         """Join it to its weights."""
         embedding = weights.matrix(EMBEDDING)
         lm_head = embedding if self.tied else weights.matrix(LM_HEAD)
+        head = Head(self._last_norm(weights), lm_head)
+        return BoundTrunk(embedding, head, self._first_norm(weights), self.num_logits)
+
+    def _last_norm(self, weights: Weights) -> Norm | None:
+        if not self.final_norm:
+            return None
         norm = self.norm.bind(weights, _FINAL_NORM)
-        if self.divisor != 1:
-            norm = Norm(norm.weight / np.float32(self.divisor), norm.eps)
-        return BoundTrunk(
-            embedding, Head(norm, lm_head), self._first_norm(weights), self.num_logits
-        )
+        return norm if self.divisor == 1 else Norm(norm.weight / np.float32(self.divisor), norm.eps)
 
     def _first_norm(self, weights: Weights) -> GroupNorm | None:
         if not self.embedding_norm:

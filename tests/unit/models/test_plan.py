@@ -314,7 +314,8 @@ def test_figures_for_people_and_programs(name: str) -> None:
     experts = describe(name).experts
     assert plan.record_bytes == max(layer.record_nbytes for layer in experts.layers)
     active = describe(name).blueprint.limits(1).num_experts_per_tok
-    assert plan.bytes_per_token_cold == active * sum(e.record_nbytes for e in experts.layers)
+    records = active * sum(e.record_nbytes for e in experts.layers)
+    assert plan.bytes_per_token_cold == records + plan.table_bytes_per_token
     assert sum(divide(plan.slots_bytes, experts, active)) == plan.num_slots
     assert f"{plan.num_slots} of {plan.num_experts} experts" in dict(plan.rows())
 
