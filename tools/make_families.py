@@ -46,9 +46,9 @@ def kept(family: Family) -> str:
     """Numbers that a position of the tiny model adds to its state, and fixed state, by kind."""
     states = Blueprint.of(family.tiny_config()).states()
     kinds = []
-    if any(len(shape.planes) == 2 and shape.planes[0] == shape.planes[1] for shape in states):
-        kinds.append("keys and values")
     own = [[plane for plane in shape.planes if plane.stride == 1] for shape in states]
+    if any(len(planes) == 2 and planes[0] == planes[1] for planes in own):
+        kinds.append("keys and values")
     if any(len({plane.width for plane in planes}) > 1 for planes in own):
         kinds.append("a latent")
     if any(len(planes) == 1 for planes in own):

@@ -342,10 +342,7 @@ class Kernels(
     StreamKernels,
     Protocol,
 ):
-    """The operations.
-
-    Implementations keep no state of a sequence; one instance serves one engine.
-    """
+    """The operations; implementations keep no state of a sequence, one serves one engine."""
 
     name: str
     activations: Activations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +133,7 @@ class RoutedKernels(BenchKernels):
             return routing
         routing.ids[...] = self.script.choose(self._row_of[layer], len(x))
         experts = np.unique(routing.ids)
-        found = Routing(routing.hidden, routing.ids, routing.weights, experts)
+        found = replace(routing, experts=experts)
         if self._routing is not None:  # the library's struct serves on
             self._routing = found, self._routing[1]
         return found

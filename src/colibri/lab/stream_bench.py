@@ -88,8 +88,9 @@ class Run:
     def shape(self) -> tuple[int, int, int]:
         """MoE layers, experts of each, experts of a token."""
         limits = self.prepared.description.blueprint.limits(1)
-        layers = len(self.prepared.description.experts.layers)
-        return layers, limits.num_experts, limits.num_experts_per_tok
+        layers = self.prepared.description.experts.layers
+        num_experts = max(layer.num_experts for layer in layers)
+        return len(layers), num_experts, limits.num_experts_per_tok
 
     @property
     def record_bytes(self) -> int:

@@ -41,9 +41,10 @@ FAMILY = Family(
     ignore=(
         r"model\.visual\.",
         # Computed from config.json, which says the same.
-        r"model\.layers\.\d+\.ple\.ple_embedding\.(layer_multipliers|ngram_heads_\w+)$",
+        r"model\.layers\.\d+\.ple\.ple_embedding\.layer_multipliers$",
+        r"model\.layers\.\d+\.ple\.ple_embedding\.ngram_heads_\w+$",
     ),
-    dialect="qwen",
+    dialect="function-tags",
     tiny={
         "model_type": "qwen4_exp_text",
         "num_experts": 16,

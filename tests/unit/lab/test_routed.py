@@ -72,7 +72,7 @@ def test_every_family_follows_a_script(family: Family, tmp_path: Path) -> None:
     with Rig.open(Settings(model=str(checkpoint)), Script(*_plain()), **options) as probe:
         experts = probe.prepared.description.experts
         limits = probe.prepared.description.blueprint.limits(1)
-    sizes = (len(experts.layers), limits.num_experts, limits.num_experts_per_tok)
+    sizes = (len(experts.layers), experts.layers[0].num_experts, limits.num_experts_per_tok)
     made = Routing(num_tokens=40, num_layers=sizes[0], num_experts=sizes[1], active=sizes[2])
     trace = make_trace(made)
     seen: list[Ints] = []
