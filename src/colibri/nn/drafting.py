@@ -89,6 +89,8 @@ class BoundDraftingHead:
         return x
 
 
-def normed(kernels: Kernels, norm: Norm, x: Floats) -> Floats:
-    """The norm of rows `x [T, D]`."""
+def normed(kernels: Kernels, norm: Norm | None, x: Floats) -> Floats:
+    """The norm of rows `x [T, D]`, where there is one."""
+    if norm is None:
+        return x
     return kernels.norm_rows(GroupNorm(x.shape[1], norm.eps, norm.weight), x)
