@@ -33,6 +33,10 @@ test: $(VENV)/.dev native suite ## install what the tests need and run the fast 
 
 check: $(VENV)/.dev native lint $(SUITE) ## format, lint, types, layers, then the fast tests
 
+clients: $(VENV)/.dev ## install further clients and try them against the server
+	$(PIP) install 'langchain-openai>=0.3' 'litellm>=1.60'
+	$(PYTEST) -m slow tests/unit/server/test_other_clients.py
+
 native: $(VENV)/.dev ## build the kernels in place (build/meson, linked into src/colibri)
 	@test -f build/meson/build.ninja || $(MESON) setup build/meson
 	@$(MESON) compile -C build/meson
@@ -128,5 +132,5 @@ $(MODEL)/colibri.json: tools/make_checkpoint.py | $(VENV)/.installed
 	$(BIN)/python tools/make_checkpoint.py $(MODEL)
 
 .NOTPARALLEL:
-.PHONY: help demo test check native oracle sanitize tsan neon clean lint suite
+.PHONY: help demo test check native clients oracle sanitize tsan neon clean lint suite
 .SECONDARY:

@@ -115,7 +115,7 @@ def kernels(
 
 
 @app.command("call", cls=Command)
-@with_some(*(name for name in Settings.names() if name != "route_trace"))
+@with_some(*(name for name in Settings.names_for("bench") if name != "route_trace"))
 def call(
     *, as_object: JSON = False, quick: QUICKLY = False, steps: STEPS = 32, settings: Settings
 ) -> None:

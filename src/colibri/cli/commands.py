@@ -14,6 +14,7 @@ OTHER_PANEL = "Other"
 SUMMARIES = {
     "run": "Continue a prompt.",
     "chat": "Talk to a model.",
+    "serve": "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs.",
     "info": "Show what a checkpoint is.",
     "plan": "Show how the memory budget would be divided.",
     "convert": "Rewrite a checkpoint so that one expert is one aligned read.",
@@ -89,6 +90,8 @@ def _imported(name: str) -> Any:
             from colibri.cli.run import run as found
         case "chat":
             from colibri.cli.chat import chat as found
+        case "serve":
+            from colibri.cli.serve import serve as found
         case "info":
             from colibri.cli.info import info as found
         case "plan":

@@ -1,4 +1,4 @@
-"""The command line: `coli run | chat | info | plan | convert | verify | sim | bench | mirror`."""
+"""The command line: `coli run | chat | serve | info | plan | convert | verify | …`."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def with_settings(function: Command) -> Command:
     The command takes `settings: Settings`. One that declares `path` has the model as positional
     argument too.
     """
-    return _with_knobs(function, Settings.names())
+    return _with_knobs(function, Settings.names_for(function.__name__))
 
 
 def with_some(*names: str, notice: bool = True) -> Callable[[Command], Command]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
@@ -65,6 +68,19 @@ class Server(uvicorn.Server):
         """Host and port that it listens on."""
         found = self.servers[0].sockets[0].getsockname()
         return found[0], found[1]
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals stop the server, and that is all they do: what follows ends in order."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""

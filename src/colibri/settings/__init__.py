@@ -24,12 +24,14 @@ from colibri.settings.parsing import (
     parse_count,
     parse_eviction,
     parse_paths,
+    parse_port,
     parse_prefetch,
     parse_seconds,
     parse_size,
     parse_slots,
     parse_switch,
     parse_text,
+    parse_texts,
 )
 
 if TYPE_CHECKING:  # whoever declares flags must not wait for NumPy: it is imported where used
@@ -44,9 +46,13 @@ T = TypeVar("T")
 KVFormat = Literal["auto", "f32", "bf16", "f16", "int8"]
 
 
-def knob(default: T, parse: Parse, metavar: str, help: str) -> T:
-    """Declare a setting: its default, how a value is read, and what to tell about it."""
-    return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help})
+def knob(default: T, parse: Parse, metavar: str, help: str, command: str | None = None) -> T:
+    """Declare a setting: its default, how a value is read, and what to tell about it.
+
+    `command` is the only one that has a flag for it, where not all have.
+    """
+    told = {"parse": parse, "metavar": metavar, "help": help, "command": command}
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +107,12 @@ class Settings:
     prefill_chunk: int = knob(
         512, parse_count, "TOKENS", "Prompt tokens in one pass; a pass reads each expert once"
     )
-    max_sessions: int = knob(
-        1,
+    max_sessions: int | None = knob(
+        None,
         parse_count,
         "N",
-        "Replies that are computed together; a pass reads each expert once for all of them",
+        "Replies that are computed together; a pass reads each expert once for all of them; by "
+        "default 1, and 4 under `coli serve`",
     )
     max_waiting: int = knob(
         64, parse_count, "N", "Requests that may wait for their turn; more are turned away"
@@ -222,6 +229,52 @@ class Settings:
         "directory",
     )
 
+    host: str = knob("127.0.0.1", parse_text, "ADDRESS", "Where the server listens", "serve")
+    port: int = knob(8080, parse_port, "N", "Its port; 0 takes a free one", "serve")
+    api_key: str | None = knob(
+        None, parse_text, "KEY", "What clients must show, as bearer token or x-api-key", "serve"
+    )
+    expose: bool = knob(
+        False,
+        parse_switch,
+        "BOOL",
+        "Listen beyond this machine without a key, for whoever can reach it: true or false",
+        "serve",
+    )
+    served_name: tuple[str, ...] = knob(
+        (),
+        parse_texts,
+        "NAME",
+        "A name that requests may call the model by, beside that of its directory; may be given "
+        "several times, the first is what the server says",
+        "serve",
+    )
+    allowed_host: tuple[str, ...] = knob(
+        (),
+        parse_texts,
+        "NAME",
+        "A host name that requests may be sent to, beside this machine's own addresses; may be "
+        "given several times, * allows all",
+        "serve",
+    )
+    cors_origin: tuple[str, ...] = knob(
+        (),
+        parse_texts,
+        "ORIGIN",
+        "Web pages of this origin may ask, such as https://chat.example; may be given several "
+        "times",
+        "serve",
+    )
+    max_body: int = knob(64 << 20, parse_size, "SIZE", "The largest body of a request", "serve")
+    max_connections: int = knob(512, parse_count, "N", "Connections at a time", "serve")
+    drain: float = knob(
+        10.0,
+        parse_seconds,
+        "SECONDS",
+        "How long running requests may take to end when the server is stopped",
+        "serve",
+    )
+
     @classmethod
     def resolve(
         cls,
@@ -264,6 +317,11 @@ class Settings:
         return tuple(item.name for item in fields(cls))
 
     @classmethod
+    def names_for(cls, command: str) -> tuple[str, ...]:
+        """Names of the settings that a command has flags for, where it has them for all."""
+        return tuple(f.name for f in fields(cls) if f.metadata["command"] in (None, command))
+
+    @classmethod
     def names_in_environment(cls) -> frozenset[str]:
         """Names of the settings that have a variable in the environment of the process."""
         return frozenset(name for name in cls.names() if variable_of(name) in os.environ)
@@ -283,8 +341,8 @@ class Settings:
         return "\n".join([head, *rows]) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Every value by name, as JSON can hold it."""
-        return asdict(self)
+        """Every value by name, as JSON can hold it; the key is not shown."""
+        return asdict(self) | ({} if self.api_key is None else {"api_key": "…"})
 
     @property
     def cache(self) -> Path:
@@ -330,7 +388,7 @@ class Settings:
             kv_ram=self.kv_ram,
             context_length=self.context_length,
             prefill_chunk=self.prefill_chunk,
-            max_sessions=self.max_sessions,
+            max_sessions=self.max_sessions or 1,
         )
 
 

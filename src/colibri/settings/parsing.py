@@ -109,6 +109,25 @@ def parse_paths(value: object) -> tuple[str, ...]:
     return tuple(map(parse_text, value))
 
 
+def parse_texts(value: object) -> tuple[str, ...]:
+    """Return texts, from a sequence of them or one text that separates them by commas."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("one or more texts")
+    return tuple(map(parse_text, value))
+
+
+def parse_port(value: object) -> int:
+    """Return a port's number, from itself or its digits."""
+    wanted = "a number from 0 to 65535"
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 65535:
+        raise ValueError(wanted)
+    return value
+
+
 def one_of(*choices: str) -> Parse:
     """A parser that takes one of the words."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KINDS = ("json_schema", "json_object", "regex", "grammar")
 # Between two parts of JSON: nothing, a blank, or a line end and its indentation. A model that may
 # write any number of blanks can go on writing them.
-WHITESPACE = r"(?: |\n[ \t]{0,64})?"
+WHITESPACE = r"(?: |\n[ \t]{0,32})?"
 _MAX_COMPILED = 32
 
 

@@ -116,7 +116,7 @@ def test_unknown_names_get_a_suggestion() -> None:
 def test_every_field_is_a_documented_knob() -> None:
     table = Settings.describe()
     for field in dataclasses.fields(Settings):
-        assert field.metadata.keys() == {"parse", "metavar", "help"}
+        assert field.metadata.keys() == {"parse", "metavar", "help", "command"}
         assert (
             f"| `{field.name}` | `{flag_of(field.name)}` | `{variable_of(field.name)}` |" in table
         )

@@ -17,7 +17,7 @@ from colibri.text.dialects.dialect import Dialect, Tools
 from colibri.text.tokenizer import Tokenizer
 
 _PLACES = re.compile(r"(\$(?:name|json|arguments|key|value|type|string))")
-_BLANKS = r"/[ \n]*/"
+_BLANKS = r"/[ \n]{0,4}/"  # not any number: some models would never stop
 
 
 def reasoning_prefix(dialect: Dialect, tokenizer: Tokenizer, prompt: str) -> str | None:
@@ -74,7 +74,7 @@ def call_grammar(
         _written_call(grammar, written, argument, name, schema) for name, schema in tools.items()
     ]
     one = grammar.rule(" | ".join(calls))
-    again = f"(/[ \\n]*/ {one})*" if parallel and _may_repeat(dialect) else ""
+    again = f"({_BLANKS} {one})*" if parallel and _may_repeat(dialect) else ""
     return grammar.text(f"start: {_before_calls(dialect, grammar, prompt)} {one} {again}")
 
 
