@@ -1,5 +1,5 @@
 /* CRC-32C (Castagnoli, reflected polynomial 0x82F63B78), by the processor's instruction where it has one. */
-#include "colibri.h"
+#include "reader.h"
 
 #include <string.h>
 
@@ -33,6 +33,17 @@ static uint32_t by_table(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     return crc;
 }
 
+/* The product of two polynomials over GF(2), modulo the generator; the highest bit is the coefficient of 1. */
+static uint32_t times(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = (b >> 1) ^ (b & 1 ? POLYNOMIAL : 0);
+    }
+    return product;
+}
+
 #if defined(__x86_64__)
 #define HAVE_INSTRUCTION __attribute__((target("sse4.2")))
 #define CRC_WORD(crc, word) ((uint32_t)__builtin_ia32_crc32di(crc, word))
@@ -48,17 +59,6 @@ static int has_instruction(void) { return (getauxval(AT_HWCAP) >> 7) & 1; } /* H
 #ifdef HAVE_INSTRUCTION
 #define RUN_BITS 14
 #define RUN (1 << RUN_BITS) /* bytes of one of three runs that are summed at the same time */
-
-/* The product of two polynomials over GF(2), modulo the generator; the highest bit is the coefficient of 1. */
-static uint32_t times(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
-        if (a & bit)
-            product ^= b;
-        b = (b >> 1) ^ (b & 1 ? POLYNOMIAL : 0);
-    }
-    return product;
-}
 
 /* x^(8 RUN): what a checksum is multiplied by when RUN bytes follow. */
 static uint32_t run_factor(void) {
@@ -99,4 +99,11 @@ static int has_instruction(void) { return 0; }
 
 uint32_t colibri_crc32c(uint32_t crc, const uint8_t *data, int64_t nbytes) {
     return ~(has_instruction() ? by_instruction : by_table)(~crc, data, nbytes);
+}
+
+uint32_t crc32c_shift(uint32_t remainder, int64_t nbytes) {
+    for (uint32_t power = 1u << 23 /* x^8 */; nbytes; nbytes >>= 1, power = times(power, power))
+        if (nbytes & 1)
+            remainder = times(power, remainder);
+    return remainder;
 }

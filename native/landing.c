@@ -40,16 +40,6 @@ static ssize_t pread_patiently(int fd, void *to, int64_t nbytes, int64_t offset)
     }
 }
 
-static int64_t useful_start(const piece *p, const block *b) {
-    int64_t skip = p->offset % PAGE;
-    return b->from > skip ? b->from : skip;
-}
-
-static int64_t useful_end(const piece *p, const block *b) {
-    int64_t end = p->offset % PAGE + p->nbytes;
-    return b->to < end ? b->to : end;
-}
-
 static int read_buffered(colibri_reader *r, source s, const piece *p, const block *b, colibri_failure *failure) {
     int64_t start = p->offset - p->offset % PAGE, first = useful_start(p, b), last = useful_end(p, b);
     for (int64_t done = first; done < last;) {
@@ -205,15 +195,35 @@ static int check_floats(colibri_reader *r, int32_t slot, source first, colibri_f
     return 0;
 }
 
-static int check(colibri_reader *r, int32_t slot, uint32_t used, colibri_failure *failure) {
+/* Blocks are summed by the threads that read them, in any order: as if zeros stood in place of all other bytes. */
+uint32_t landing_sum(const colibri_reader *r, const block *b) {
+    const job *j = &r->jobs[b->slot];
+    const piece *p = pieces_of(r, b->slot) + b->piece, *last = pieces_of(r, b->slot) + j->num_pieces - 1;
+    if (j->check != COLIBRI_CHECK_ALWAYS)
+        return 0;
+    const int64_t start = useful_start(p, b), end = useful_end(p, b);
+    const int leads = b->piece == 0 && b->from == 0; /* the checksum of a record begins with ones */
+    int64_t follow = p->offset % PAGE + p->nbytes - end;
+    for (const piece *later = p + 1; later <= last; later++)
+        follow += later->nbytes;
+    return crc32c_shift(~colibri_crc32c(leads ? 0 : ~0u, p->memory + p->target + start, end - start), follow);
+}
+
+static uint32_t checksum(const colibri_reader *r, int32_t slot) {
+    uint32_t crc = 0;
+    for (const piece *p = pieces_of(r, slot); p < pieces_of(r, slot) + r->jobs[slot].num_pieces; p++)
+        crc = colibri_crc32c(crc, p->memory + p->target + p->offset % PAGE, p->nbytes);
+    return crc;
+}
+
+/* `in_blocks`: the record was read in blocks that were summed; what mirrors alone are suspected of was not. */
+static int check(colibri_reader *r, int32_t slot, uint32_t used, int in_blocks, colibri_failure *failure) {
     job *j = &r->jobs[slot];
     const piece *first = pieces_of(r, slot);
     int32_t drive = used & 1 ? 0 : __builtin_ctz(used | 1u << 31);
     if (j->check == COLIBRI_CHECK_ALWAYS || (j->check == COLIBRI_CHECK_MIRRORS && used & ~1u)) {
-        uint32_t crc = 0;
-        for (const piece *p = first; p < first + j->num_pieces; p++)
-            crc = colibri_crc32c(crc, p->memory + p->target + p->offset % PAGE, p->nbytes);
-        if (crc != j->crc)
+        const int summed = in_blocks && j->check == COLIBRI_CHECK_ALWAYS;
+        if ((summed ? ~j->sum : checksum(r, slot)) != j->crc)
             return failed(failure, COLIBRI_READ_CHECKSUM, 0, source_of(r, drive, first->file), first->offset);
     }
     const source whole = source_of(r, drive, first->file);
@@ -229,7 +239,7 @@ static int read_whole(colibri_reader *r, int32_t slot, int32_t drive, colibri_fa
         if (reason)
             return reason;
     }
-    return check(r, slot, 1u << drive, failure);
+    return check(r, slot, 1u << drive, 0, failure);
 }
 
 static void blame_all(colibri_reader *r, uint32_t drives, colibri_failure *failure) {
@@ -244,7 +254,7 @@ static void blame_all(colibri_reader *r, uint32_t drives, colibri_failure *failu
  * own files first. Mirrors that had a part in a wrong record are dropped where the model's own files are right. */
 int landing_check(colibri_reader *r, int32_t slot, colibri_failure *failure) {
     uint32_t used = r->jobs[slot].used, drives = living(r, r->jobs[slot].drives);
-    if (!check(r, slot, used, failure))
+    if (!check(r, slot, used, 1, failure))
         return 0;
     colibri_failure first = *failure;
     for (int32_t d = 0; d < r->num_drives; d++) {

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEMAND = COLIBRI_DEMAND, NUM_QUEUES = COLIBRI_BACKGROUND + 1, NOT_QUEUED = NUM_QUEUES };
+enum { DEMAND = COLIBRI_DEMAND, PREFETCH = COLIBRI_PREFETCH, NUM_QUEUES = COLIBRI_BACKGROUND + 1, NOT_QUEUED = NUM_QUEUES };
 
 /* ---- Queues: linked lists over slot numbers, so bounded and with nothing to allocate. The caller holds the mutex. */
 
@@ -96,12 +96,15 @@ static int take(colibri_reader *r, block *taken) {
 }
 
 /* Returns whether this was the last block of its job. After a failure no more of them are handed out. */
-static int finish(colibri_reader *r, const block *b, int32_t drive, const colibri_failure *failure) {
+static int finish(colibri_reader *r, const block *b, int32_t drive, uint32_t sum, const colibri_failure *failure) {
     job *j = &r->jobs[b->slot];
+    const piece *p = pieces_of(r, b->slot) + b->piece;
     j->in_flight--;
     j->used |= 1u << drive;
     if (failure->reason && !j->failure.reason)
         j->failure = *failure;
+    if (!failure->reason)
+        j->done_nbytes += useful_end(p, b) - useful_start(p, b), j->sum ^= sum;
     if (j->failure.reason && j->queue != NOT_QUEUED)
         unlink_job(r, b->slot);
     return !j->in_flight && j->queue == NOT_QUEUED;
@@ -128,6 +131,8 @@ static void land(colibri_reader *r, int32_t slot) {
     }
     if (j->failure.reason && !cancelled)
         count(&r->stats.failed, 1);
+    if (cancelled)
+        count(&r->stats.abandoned_bytes, j->done_nbytes);
     publish(r, slot, j->failure.reason ? COLIBRI_SLOT_FAILED : COLIBRI_SLOT_READY);
 }
 
@@ -148,11 +153,14 @@ static void *work(void *argument) {
         if (wake)
             pthread_cond_signal(&r->wake);
         int32_t drive = 0;
+        uint32_t sum = 0;
         colibri_failure failure = {.reason = 0};
-        if (!landing_read(r, &b, &drive, &failure))
+        if (!landing_read(r, &b, &drive, &failure)) {
             failure.reason = 0; /* another drive had it */
+            sum = landing_sum(r, &b);
+        }
         pthread_mutex_lock(&r->mutex);
-        if (finish(r, &b, drive, &failure)) {
+        if (finish(r, &b, drive, sum, &failure)) {
             const int32_t buffer = r->jobs[b.slot].buffer; /* the slot's next job may come as soon as it has landed */
             pthread_mutex_unlock(&r->mutex);
             land(r, b.slot);
@@ -245,7 +253,7 @@ void colibri_reader_submit(colibri_reader *r, int32_t num_jobs, const colibri_jo
         j->crc = jobs->crcs ? jobs->crcs[i] : 0;
         j->check = !jobs->crcs ? COLIBRI_CHECK_NEVER : jobs->checks ? jobs->checks[i] : COLIBRI_CHECK_ALWAYS;
         j->drives = (jobs->drives ? jobs->drives[i] : 0) | 1u;
-        j->used = 0, j->in_flight = 0, j->failure.reason = 0;
+        j->used = 0, j->in_flight = 0, j->done_nbytes = 0, j->sum = 0, j->failure.reason = 0;
         j->times[0] = now, j->times[1] = j->times[2] = 0;
         for (int64_t k = (int64_t)i * jobs->num_pieces; k < (int64_t)(i + 1) * jobs->num_pieces; k++)
             if (jobs->nbytes[k])
@@ -274,15 +282,25 @@ int32_t colibri_reader_promote(colibri_reader *r, int32_t slot, int32_t queue) {
     return waits;
 }
 
+/* Nobody waits for the job any more; the caller holds the mutex. */
+static void cancel(colibri_reader *r, int32_t slot) {
+    job *j = &r->jobs[slot];
+    unlink_job(r, slot);
+    j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
+    if (j->in_flight) /* the thread that finishes its last block says so */
+        return;
+    if (j->buffer >= 0)
+        r->free_buffers[r->num_free++] = j->buffer;
+    count(&r->stats.abandoned_bytes, j->done_nbytes);
+    publish(r, slot, COLIBRI_SLOT_FAILED);
+}
+
 int32_t colibri_reader_withdraw(colibri_reader *r, int32_t slot) {
     pthread_mutex_lock(&r->mutex);
     job *j = &r->jobs[slot];
-    int32_t waits = j->queue > DEMAND && j->queue < NUM_QUEUES && !j->in_flight && !j->used;
-    if (waits) {
-        unlink_job(r, slot);
-        j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
-        publish(r, slot, COLIBRI_SLOT_FAILED);
-    }
+    int32_t waits = j->queue > DEMAND && j->queue < NUM_QUEUES && (j->queue == PREFETCH || !j->times[1]);
+    if (waits)
+        cancel(r, slot);
     pthread_mutex_unlock(&r->mutex);
     return waits;
 }
@@ -337,13 +355,8 @@ void colibri_reader_get_stats(colibri_reader *r, colibri_reader_stats *stats) {
 
 static void cancel_queued(colibri_reader *r) {
     for (int queue = DEMAND; queue < NUM_QUEUES; queue++)
-        for (int32_t slot = r->first[queue]; slot >= 0; slot = r->first[queue]) {
-            job *j = &r->jobs[slot];
-            unlink_job(r, slot);
-            j->failure = (colibri_failure){.reason = COLIBRI_READ_CANCELLED, .part = -1};
-            if (!j->in_flight) /* else the thread that finishes its last block says so */
-                publish(r, slot, COLIBRI_SLOT_FAILED);
-        }
+        for (int32_t slot = r->first[queue]; slot >= 0; slot = r->first[queue])
+            cancel(r, slot);
 }
 
 void colibri_reader_close(colibri_reader *r) {

@@ -37,6 +37,8 @@ typedef struct {
     int32_t next, previous; /* slots, -1 at an end */
     block rest;             /* of the piece that is being handed out: what nobody has taken */
     int32_t in_flight;      /* blocks taken and not finished */
+    int64_t done_nbytes;    /* useful bytes of the blocks that are there */
+    uint32_t sum;           /* their part in the checksum, see landing_sum */
     int64_t times[3];       /* submitted, begun, ended */
     colibri_failure failure; /* reason 0 while nothing has failed */
 } job;
@@ -58,7 +60,8 @@ struct colibri_reader {
     uint32_t dropped; /* mirrors that failed, a set */
     colibri_failure drops[COLIBRI_MAX_DRIVES];
     colibri_reader_stats stats;
-    pthread_mutex_t mutex; /* guards queues, `idle`, `closing`, and of jobs `rest`, `in_flight`, `used`, `failure` */
+    pthread_mutex_t mutex; /* guards queues, `idle`, `closing`, and of jobs `rest`, `in_flight`, `done_nbytes`,
+                              `sum`, `used`, `failure` */
     pthread_cond_t wake;
     pthread_t threads[MAX_THREADS];
 };
@@ -72,6 +75,20 @@ static inline int64_t whole_pages(const piece *p) {
     return (p->offset % PAGE + p->nbytes + PAGE - 1) / PAGE * PAGE;
 }
 
+/* Bytes of a block that belong to its record. */
+static inline int64_t useful_start(const piece *p, const block *b) {
+    int64_t skip = p->offset % PAGE;
+    return b->from > skip ? b->from : skip;
+}
+
+static inline int64_t useful_end(const piece *p, const block *b) {
+    int64_t end = p->offset % PAGE + p->nbytes;
+    return b->to < end ? b->to : end;
+}
+
+/* What the remainder of some bytes becomes when `nbytes` zeros follow. */
+uint32_t crc32c_shift(uint32_t remainder, int64_t nbytes);
+
 static inline void count(int64_t *counter, int64_t amount) {
     __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED);
 }
@@ -79,6 +96,8 @@ static inline void count(int64_t *counter, int64_t amount) {
 /* Both return 0, or a reason with `failure` filled in. */
 /* Reads a block, from another drive where the first fails; `drive` becomes the one that it came from. */
 int landing_read(colibri_reader *r, const block *b, int32_t *drive, colibri_failure *failure);
+/* What a block that is there adds, by exclusive or, to the checksum of its record. */
+uint32_t landing_sum(const colibri_reader *r, const block *b);
 /* Checks a record of which all blocks are there, and reads it again from each drive alone where it is wrong. */
 int landing_check(colibri_reader *r, int32_t slot, colibri_failure *failure);
 

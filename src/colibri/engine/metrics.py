@@ -19,6 +19,7 @@ class ExpertCounts:
         foreseen: those of them that were in the prediction.
         bytes_read: of all that was read.
         slack_bytes: read beside it, because direct reads are aligned.
+        abandoned_bytes: of records that were called off before all of them was read.
         ahead_bytes: asked for by predictions.
         ahead_useful_bytes: of these, what was there when it was wanted.
         ahead_late_bytes: what was still on the way then.
@@ -34,6 +35,7 @@ class ExpertCounts:
     foreseen: int = 0
     bytes_read: int = 0
     slack_bytes: int = 0
+    abandoned_bytes: int = 0
     ahead_bytes: int = 0
     ahead_useful_bytes: int = 0
     ahead_late_bytes: int = 0

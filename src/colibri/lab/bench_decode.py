@@ -61,7 +61,9 @@ def io_bound(run: Run) -> Iterator[Figure]:
                 "tokens_per_s": median([turn.tokens_per_s for turn in turns]),
                 "hit_rate": mean_hits(turns),
                 "recall": mean_recall(turns),
-                "wasted_share": sum(t.counts.ahead_wasted_bytes for t in turns)
+                "wasted_share": sum(
+                    t.counts.ahead_wasted_bytes + t.counts.abandoned_bytes for t in turns
+                )
                 / max(1, sum(t.engine_bytes for t in turns)),
             },
             **traffic(turns),

@@ -60,7 +60,8 @@ class Stretch:
     @property
     def engine_bytes(self) -> int:
         """What the engine says that it read."""
-        return self.counts.bytes_read + self.counts.slack_bytes
+        counts = self.counts
+        return counts.bytes_read + counts.slack_bytes + counts.abandoned_bytes
 
     @property
     def hit_rate(self) -> float:

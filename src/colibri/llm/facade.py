@@ -345,6 +345,7 @@ def _counts_of(model: Model) -> Callable[[], ExpertCounts]:
             foreseen=foresight.foreseen - foresight.foreseen_by_two,
             bytes_read=stats.bytes_read,
             slack_bytes=stats.slack_bytes,
+            abandoned_bytes=stats.abandoned_bytes,
             ahead_bytes=ahead.read - ahead.withdrawn,
             ahead_useful_bytes=ahead.useful,
             ahead_late_bytes=ahead.late,

@@ -1,9 +1,8 @@
 """Hands out experts to compute with, whichever tier they were in.
 
-Bookkeeping is a few arrays: who is in which slot, which slots are leased, and the state words that
-the reader writes. A hit is a look-up in them. Every change leaves the arrays consistent at each
-step, so that Ctrl-C may come anywhere: an expert may be forgotten, but no slot has two owners and
-none is LOADING without a job.
+Bookkeeping is a few arrays: who is in which slot, which slots are leased, and the reader's state
+words. A hit is a look-up in them. They are consistent at each step, so that Ctrl-C may come
+anywhere: an expert may be forgotten, but no slot has two owners, none is LOADING without a job.
 """
 
 from __future__ import annotations
@@ -96,22 +95,27 @@ class ExpertStore:
 
         A prefetch takes no lease and waits for nothing; its reads are in the order given. It gets
         at most half of the slots that nobody holds or is predicted to need within this token; the
-        rest of it is refused. When the layer is leased, what was predicted in vain and has not
-        begun to be read is called off. What is warmed gets free slots only and is read when there
-        is nothing else to read. Returns how many reads began or came forward.
+        rest of it is refused. When the layer is leased, what was predicted in vain and is not there
+        is called off. What is warmed gets free slots only and is read when there is nothing else
+        to read. Returns how many reads began or came forward.
         """
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
         with self._lock:
-            slots, missing = self._slot_of[keys], keys[self._slot_of[keys] == _NOWHERE]
+            slots = self._slot_of[keys]
+            missing = keys[slots == _NOWHERE]
             if origin is Origin.WARMED:
                 return self._read_ahead(row, missing[: len(self._free(row))], origin)
             self._predictions.add(row, keys)
             moved = self._reader.promote(self._background.among(slots), Queue.PREFETCH)
-            spare = self._num_spare(row) + len(self._background.within(self._ranges[row]))
-            self._make_free(row, min(len(missing), spare // 2))
-            wanted = missing[: min(spare // 2, self._num_spare(row))]
-            return moved + self._read_ahead(row, wanted, origin)
+            if not len(missing):
+                return moved
+            most = spare = self._num_spare(row)
+            if waiting := len(self._background.within(self._ranges[row])):
+                most += waiting
+                self._make_free(row, min(len(missing), most // 2))
+                spare = self._num_spare(row)
+            return moved + self._read_ahead(row, missing[: min(most // 2, spare)], origin)
 
     def _read_ahead(self, row: int, keys: Keys, origin: Origin) -> int:
         warmed = origin is Origin.WARMED
@@ -134,7 +138,7 @@ class ExpertStore:
     def warm(self, counts: NDArray[np.float64]) -> int:
         """Begin to read the hottest experts by heat `[L, E]`, and all where all fit; how many.
 
-        It goes into free slots, behind whatever else is to be read, and makes room while it waits.
+        It goes into free slots, behind all other reads, and makes room while it waits.
         """
         accepted = 0
         for found in self._classes:
@@ -169,7 +173,7 @@ class ExpertStore:
             )
 
     def slot_states(self) -> list[dict[str, int]]:
-        """What the usable slots of each class are at, for people to look at."""
+        """What the usable slots of each class are at."""
         with self._lock:
             return self._ranges.states(self._leases)
 
@@ -210,13 +214,13 @@ class ExpertStore:
 
     @property
     def untouched_bytes(self) -> int:
-        """What usable slots will take when records land in them for the first time."""
+        """What usable slots will take when records first land in them."""
         return self._ranges.untouched_bytes
 
     def retire(self, nbytes: int) -> int:
         """Evict from slots at the tail, `nbytes` if so many are idle, and give their memory back.
 
-        No more is read in the background. Returns how many slots went, until `take_back`.
+        Nothing is read in the background then. Returns how many slots went, until `take_back`.
         """
         with self._lock:
             self._withdraw(self._background.slots)
@@ -281,19 +285,24 @@ class ExpertStore:
     def _call_off(self, row: int, slots: Numbers, keys: Keys) -> None:
         """`slots` were read into for a turn of `row`, which wants `keys` or will not come at all.
 
-        Gives back those that are of no use and whose reads have not begun.
+        Gives back those that are of no use and have not landed.
         """
-        owners = self._key_of[slots]
-        vain = (owners // self._num_experts == row) & ~np.isin(owners, keys)
-        vain &= (self._leases[slots] == 0) & (self._arena.states[slots] == LOADING)
+        slots = slots[(self._arena.states[slots] == LOADING) & (self._leases[slots] == 0)]
+        if not len(slots):
+            return
+        owners, wanted = self._key_of[slots].tolist(), set(keys.tolist())
+        vain = [o // self._num_experts == row and o not in wanted for o in owners]
         self._withdraw(np.unique(slots[vain]))  # a read that failed leaves its slot to the next
 
     def _withdraw(self, slots: Numbers) -> None:
         """Give back those of `slots [n]` that wait, not on demand."""
+        if not len(slots):
+            return
         called_off = slots[self._reader.withdraw(slots)]
         self._withdrawn += len(called_off)
         self._ahead.withdraw(called_off)
-        self._vacate(called_off)
+        self._disown(called_off)  # some are FAILED only when a read that is under way has ended
+        self._vacate(called_off[self._arena.states[called_off] == FAILED])
 
     def _load(self, row: int, keys: Keys, queue: Queue) -> Numbers:
         """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
@@ -329,7 +338,8 @@ class ExpertStore:
         owned: Numbers = idle[keys != _NOWHERE]
         if n <= len(free):
             return free[:n]
-        victims = self._victims(n - len(free), owned)
+        chosen = self._predictions.victims(n - len(free), self._key_of[owned], self._policy)
+        victims: Numbers = owned[chosen]
         self._evictions += len(victims)
         self._vacate(victims)
         both: Numbers = np.concatenate([free, victims])
@@ -347,16 +357,6 @@ class ExpertStore:
         idle = self._ranges.idle(row, self._leases)
         found: Numbers = idle[(self._key_of[idle] < 0) | (self._arena.states[idle] == FAILED)]
         return found
-
-    def _victims(self, n: int, owned: Numbers) -> Numbers:
-        """`n` of the slots `owned [m]`; what this token is predicted to need goes last."""
-        needed = self._predictions.needed[self._key_of[owned]]
-        spared, loose = owned[needed], owned[~needed]
-        if n <= len(loose):
-            return loose[self._policy.victims(n, self._key_of[loose])]
-        others = spared[self._policy.victims(n - len(loose), self._key_of[spared])]
-        both: Numbers = np.concatenate([loose, others])
-        return both
 
     def _num_spare(self, row: int) -> int:
         """Idle slots that hold nothing which this token is predicted to need."""
@@ -378,12 +378,15 @@ class ExpertStore:
 
     def _vacate(self, slots: Numbers) -> None:
         """Make slots EMPTY and their experts homeless, unless those live elsewhere by now."""
+        self._disown(slots)
+        self._ahead.drop(slots, self._arena.states[slots] == FAILED)
+        self._arena.states[slots] = EMPTY
+
+    def _disown(self, slots: Numbers) -> None:
         keys = self._key_of[slots]
         theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
         self._slot_of[keys[theirs]] = _NOWHERE
         self._key_of[slots] = _NOWHERE
-        self._ahead.drop(slots, self._arena.states[slots] == FAILED)
-        self._arena.states[slots] = EMPTY
 
     def _release(self, pins: list[Numbers]) -> None:
         with self._lock:

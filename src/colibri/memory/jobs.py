@@ -83,6 +83,7 @@ class ReaderStats:
         bytes_read: useful bytes of those records.
         slack_bytes: what direct reads brought along because they are aligned.
         rescued: blocks and records that one drive failed to give and another gave.
+        abandoned_bytes: useful bytes of records that were called off before all of them were there.
         drive_bytes: useful bytes that each drive gave.
     """
 
@@ -92,6 +93,7 @@ class ReaderStats:
     bytes_read: int = 0
     slack_bytes: int = 0
     rescued: int = 0
+    abandoned_bytes: int = 0
     drive_bytes: tuple[int, ...] = ()
 
     def by_name(self) -> dict[str, Any]:
@@ -144,9 +146,9 @@ class Reader(Protocol):
         """Move those of `slots` that wait in a later queue to the end of `queue`; how many."""
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off those of `slots [n]` that wait, not on demand, none of whose bytes are read.
+        """Call off those of `slots [n]` that wait, not on demand; returns which these are, `[n]`.
 
-        Returns which these are, `[n]`; they are FAILED now.
+        They are FAILED now, or will be as soon as a read that is under way has ended.
         """
 
     def wait(self, slot: int) -> None:

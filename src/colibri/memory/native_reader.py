@@ -32,7 +32,7 @@ _C_TYPES = {
     "<u4": "uint32_t[]",
     "|u1": "uint8_t[]",
 }
-_STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes", "rescued")
+_STATS = ("records", "failed", "reads", "bytes_read", "slack_bytes", "rescued", "abandoned_bytes")
 
 
 class NativeReader:
@@ -120,7 +120,7 @@ class NativeReader:
             return sum(promote(self._handle, slot, number) for slot in slots.tolist())
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Call off what nobody demanded and of which no block has been taken."""
+        """Call off what nobody demanded; see `Reader.withdraw`."""
         with self._guard:
             if self._handle is None:
                 return np.zeros(len(slots), bool)

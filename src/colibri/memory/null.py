@@ -116,23 +116,26 @@ class NullReader:
 class VirtualDisk(NullReader):
     """The null tier with a clock that stands still unless somebody works or waits.
 
-    It reads one record after another, demand first, each in the same time, and ends what it began.
+    It reads one block after another, each in the same time, those of demanded records first. A
+    block that was begun is ended, whatever becomes of its record meanwhile.
 
     Attributes:
         now: seconds since the start.
     """
 
-    def __init__(self, arena: Arena, record_s: float) -> None:
-        """A record takes `record_s` seconds."""
+    def __init__(self, arena: Arena, record_s: float, blocks: int = 1) -> None:
+        """A record takes `record_s` seconds, in so many blocks."""
         super().__init__(arena)
         self.now = 0.0
-        self._record_s, self._reading, self._ends = record_s, -1, 0.0
+        self._block_s, self._blocks = record_s / blocks, blocks
+        self._left: dict[int, int] = {}  # blocks of records that were begun, by slot
+        self._reading, self._ends = -1, 0.0
 
     def work(self, seconds: float) -> None:
         """Time passes in which something else is done."""
         until = self.now + seconds
         while self._reading >= 0 and self._ends <= until:
-            self._land()
+            self._end_block()
         self.now = until
 
     def submit(self, jobs: Jobs) -> None:
@@ -141,25 +144,36 @@ class VirtualDisk(NullReader):
         self._begin()
 
     def withdraw(self, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """What is being read stays."""
-        begun = slots == self._reading
+        """A record whose last block is being read stays."""
+        last = (slots == self._reading) & (self._left.get(self._reading) == 1)
         waiting = np.zeros(len(slots), bool)
-        waiting[~begun] = super().withdraw(slots[~begun])
+        waiting[~last] = super().withdraw(slots[~last])
+        for slot in slots[waiting].tolist():
+            self._left.pop(slot, None)
+            if slot == self._reading:
+                self._states[slot] = LOADING  # until the block has ended
         return waiting
 
     def wait(self, slot: int) -> None:
         """Let time pass until the slot has landed."""
         while self._states[slot] == LOADING:
             self.now = max(self.now, self._ends)
-            self._land()
+            self._end_block()
 
-    def _land(self) -> None:
+    def _end_block(self) -> None:
         slot, ended = self._reading, self._ends
         self._reading = -1
-        self.finish(slot)
+        left = self._left.pop(slot, 0) - 1
+        if left > 0:
+            self._left[slot] = left
+        elif left == 0:
+            self.finish(slot)
+        else:
+            self._states[slot] = FAILED  # it was called off
         self._begin(ended)
 
     def _begin(self, at: float | None = None) -> None:
         if self._reading < 0 and any(self._queues):
             self._reading = self._first()
-            self._ends = (self.now if at is None else at) + self._record_s
+            self._left.setdefault(self._reading, self._blocks)
+            self._ends = (self.now if at is None else at) + self._block_s

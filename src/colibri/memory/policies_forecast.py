@@ -102,7 +102,7 @@ class Forecast:
     def _refresh(self) -> None:
         """Work out likelihoods where heats or weights have changed."""
         self._catch_up()
-        rows = np.flatnonzero(self._stale)
+        rows = self._stale.nonzero()[0]
         if len(rows):
             self._likely[rows] = self._weighed(self._heats[rows]) + self._distinct[rows]
             self._stale[rows] = False

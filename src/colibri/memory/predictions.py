@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.memory.eviction import Keys
+from colibri.memory.eviction import Keys, Policy
 from colibri.memory.lease import Numbers
 
 _NONE = np.empty(0, np.int64)
@@ -35,6 +35,18 @@ class Predictions:
     def count(self, keys: Keys) -> int:
         """How many of `keys` are needed."""
         return int(np.count_nonzero(self.needed[keys])) if self._slots else 0
+
+    def victims(self, n: int, keys: Keys, policy: Policy) -> NDArray[np.intp]:
+        """Which n of `keys [m]` make room by the policy; what is needed goes last."""
+        if not self._slots:
+            return policy.victims(n, keys)
+        needed = self.needed[keys]
+        loose = (~needed).nonzero()[0]
+        if n <= len(loose):
+            return loose[policy.victims(n, keys[loose])]
+        spared = needed.nonzero()[0]
+        others = spared[policy.victims(n - len(loose), keys[spared])]
+        return np.concatenate([loose, others])
 
     def end(self, row: int, last_row: int) -> list[tuple[int, Numbers]]:
         """The turn of `row` has come, after that of `last_row`: rows and slots of what has ended.

@@ -20,6 +20,9 @@ class Origin(IntEnum):
     WARMED = 2  # earlier runs used it most
 
 
+_ENDS = ("read", "useful", "late", "wasted", "failed", "withdrawn")
+
+
 class ReadAhead:
     """Which slots hold what was read ahead and not leased since, and what became of the rest.
 
@@ -30,60 +33,48 @@ class ReadAhead:
     def __init__(self, num_slots: int) -> None:
         self._origin = np.zeros(num_slots, np.int8)  # 0: nothing, or leased since
         self._nbytes: Numbers = np.zeros(num_slots, np.int64)
-        self._sums = {origin: AheadBytes() for origin in Origin}
+        self._sums = {origin: dict.fromkeys(_ENDS, 0) for origin in Origin}
         self.num_used = 0
 
     def begin(self, slots: Numbers, nbytes: Numbers, origin: Origin) -> None:
         """Records of `nbytes [n]` are being read into `slots [n]`."""
         self._origin[slots], self._nbytes[slots] = origin, nbytes
-        self._add(origin, read=int(nbytes.sum()))
+        self._sums[origin]["read"] += int(nbytes.sum())
 
     def use(self, slots: Numbers, loading: NDArray[np.bool_] | None = None) -> int:
         """`slots [n]` are leased, some while `loading [n]`; how many of them were read ahead."""
-        found = self._origin[slots]
-        num_found = int(np.count_nonzero(found))
-        if num_found:
-            self.num_used += num_found
-            late = np.zeros(len(slots), bool) if loading is None else loading
-            for origin in Origin:
-                own = found == origin
-                self._add(
-                    origin,
-                    useful=self._total(slots[own & ~late]),
-                    late=self._total(slots[own & late]),
-                )
-            self._origin[slots] = 0
+        late = None if loading is None else loading.tolist()
+        num_found = self._end(slots, "useful", "late", late)
+        self.num_used += num_found
         return num_found
 
     def drop(self, slots: Numbers, failed: NDArray[np.bool_]) -> None:
         """`slots [n]` are given up, some because their reads `failed [n]`."""
-        found = self._origin[slots]
-        if found.any():
-            for origin in Origin:
-                own = found == origin
-                self._add(
-                    origin,
-                    wasted=self._total(slots[own & ~failed]),
-                    failed=self._total(slots[own & failed]),
-                )
-            self._origin[slots] = 0
+        self._end(slots, "wasted", "failed", failed.tolist())
 
     def withdraw(self, slots: Numbers) -> None:
-        """The reads of `slots [n]` never began: as if nobody had asked for them."""
-        for origin in Origin:
-            own = slots[self._origin[slots] == origin]
-            self._add(origin, withdrawn=self._total(own))
-        self._origin[slots] = 0
+        """The reads of `slots [n]` did not come to an end: as if nobody had asked for them."""
+        self._end(slots, "withdrawn", "withdrawn", None)
 
     def of(self, origin: Origin) -> AheadBytes:
         """What became of such records."""
-        return self._sums[origin]
+        return AheadBytes(**self._sums[origin])
 
-    def _total(self, slots: Numbers) -> int:
-        return int(self._nbytes[slots].sum())
+    def _end(self, slots: Numbers, usual: str, other: str, is_other: list[bool] | None) -> int:
+        """Books what was read ahead into `slots [n]`; how many that were.
 
-    def _add(self, origin: Origin, **amounts: int) -> None:
-        self._sums[origin] = self._sums[origin].plus(**amounts)
+        Slots are few: numbers of Python are faster than arrays.
+        """
+        found = self._origin[slots].tolist()
+        if not any(found):
+            return 0
+        self._origin[slots] = 0
+        sizes = self._nbytes[slots].tolist()
+        others = is_other or [False] * len(found)
+        for origin, nbytes, turns in zip(found, sizes, others, strict=True):
+            if origin:
+                self._sums[Origin(origin)][other if turns else usual] += nbytes
+        return len(found) - found.count(0)
 
 
 class Background:

@@ -34,7 +34,7 @@ class SlotRanges:
         slots = self[row]
         window = slice(slots.start, slots.stop)
         idle = (leases[window] == 0) & (self._arena.states[window] != LOADING)
-        return np.flatnonzero(idle) + slots.start
+        return idle.nonzero()[0] + slots.start
 
     @property
     def num_usable(self) -> int:

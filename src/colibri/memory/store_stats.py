@@ -18,7 +18,7 @@ class AheadBytes:
         late: still on the way then.
         wasted: evicted, and nobody had leased them.
         failed: could not be read.
-        withdrawn: not read after all: the need had passed before their turn came.
+        withdrawn: not read after all, or not to the end: the need had passed before.
     """
 
     read: int = 0
@@ -52,7 +52,7 @@ class StoreStats:
         late: those of the hits that were still on the way.
         misses: those that had to be read.
         prefetched: reads without a request.
-        withdrawn: those of the prefetched that were called off before they began.
+        withdrawn: those of the prefetched that were called off before they had been read.
         evictions: experts that made room.
         records: records that landed.
         failed: reads that failed.
@@ -60,6 +60,7 @@ class StoreStats:
         bytes_read: bytes of the records.
         slack_bytes: read beside them, because direct reads are aligned.
         rescued: reads that one drive failed to give and another gave.
+        abandoned_bytes: read of records that were then called off.
         drive_bytes: useful bytes from the model's own files, then from each mirror.
         num_usable: slots that are not retired, under pressure, now.
         wait_s: time spent in `Slots.wait`; native kernels wait by themselves.
@@ -80,6 +81,7 @@ class StoreStats:
     slack_bytes: int
     wait_s: float
     rescued: int = 0
+    abandoned_bytes: int = 0
     drive_bytes: tuple[int, ...] = ()
     num_usable: int = 0
     withdrawn: int = 0

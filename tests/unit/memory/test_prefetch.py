@@ -1,5 +1,7 @@
 """What the store does with predictions, and what the prefetcher predicts when."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,8 +17,10 @@ from colibri.memory.read_ahead import Origin
 from colibri.memory.slot_classes import slot_classes
 from tests.unit.memory.records import bare_index
 from tests.unit.memory.test_expert_store import ids, use
+from tests.unit.memory.virtual import Decoding
 
 EXPERTS, PAGE = 8, 4096
+MODES: tuple[PrefetchMode, ...] = ("off", "on")
 
 
 def made(slots: int = 8, layers: int = 4) -> tuple[ExpertStore, NullReader]:
@@ -229,6 +233,20 @@ def test_a_thousand_failed_predictions_cost_no_slot() -> None:
     assert sorted(use(store, 0, 0, 1, 2, 3)) == [0, 1, 2, 3]
     ahead_bytes = store.stats.predicted
     assert ahead_bytes.failed == ahead_bytes.read == 1000 * PAGE
+
+
+@pytest.mark.parametrize(("recall", "least"), [(0.72, 1.08), (0.90, 1.21)])
+def test_lookahead_hides_reads_where_they_take_as_long_as_computing(
+    recall: float, least: float
+) -> None:
+    model = Decoding(experts=64, active=8, expert_s=0.2, attention_s=1.6, sticky=0.7, recall=recall)
+    tokens, warm = 44, 16
+    times, _, store = replace(model, record_s=1e-9).decode("off", tokens)
+    record_s = sum(times) / store.stats.misses
+    off, on = (
+        sum(replace(model, record_s=record_s).decode(mode, tokens)[0][warm:]) for mode in MODES
+    )
+    assert off / on >= least
 
 
 def test_nothing_is_asked_where_no_layer_follows() -> None:

@@ -23,6 +23,7 @@ class Decoding:
         recall: of the predictor, the one two layers ahead being right half as often as not when
             this one is.
         record_s: to read a record.
+        blocks: that it is read in.
         expert_s: to compute an expert.
         attention_s: before each layer's experts.
         predict_s: to work out a prediction.
@@ -35,6 +36,7 @@ class Decoding:
     share: float = 0.25
     recall: float = 0.9
     record_s: float = 1.0
+    blocks: int = 4
     expert_s: float = 0.1
     attention_s: float = 0.2
     predict_s: float = 0.01
@@ -66,7 +68,7 @@ class Decoding:
         index = bare_index([1] * self.layers, self.experts)
         num_slots = int(self.share * self.layers * self.experts)
         arena = Arena([found.slot_nbytes for found in slot_classes(index)], [num_slots])
-        disk = VirtualDisk(arena, self.record_s)
+        disk = VirtualDisk(arena, self.record_s, self.blocks)
         shape = self.layers, self.experts
         policy = make_policy("mixed", shape, self.active, [range(self.layers)], [num_slots])
         store = ExpertStore(index, arena, policy, disk, self.active)
