@@ -65,7 +65,7 @@ class ReadAhead:
 
         Slots are few: numbers of Python are faster than arrays.
         """
-        found = self._origin[slots].tolist()
+        found: list[int] = self._origin[slots].tolist()
         if not any(found):
             return 0
         self._origin[slots] = 0

@@ -34,7 +34,8 @@ class SlotRanges:
         slots = self[row]
         window = slice(slots.start, slots.stop)
         idle = (leases[window] == 0) & (self._arena.states[window] != LOADING)
-        return idle.nonzero()[0] + slots.start
+        found: Slots = idle.nonzero()[0] + slots.start
+        return found
 
     @property
     def num_usable(self) -> int:
