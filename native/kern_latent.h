@@ -3,6 +3,7 @@
 #define COLIBRI_KERN_LATENT_H
 
 #include "kern_latent_attend.h"
+#include "kern_pooling.h"
 
 static void latent_norm(const colibri_norm *norm, float *x) { rms_norm(x, norm->weight, norm->eps, norm->width, x); }
 
@@ -24,7 +25,7 @@ static void keep_positions(void *arg, int64_t begin, int64_t end) {
         float *k = job->index_key + t * index->head_dim;
         layer_norm(k, index->k_norm.weight, index->k_norm_bias, index->k_norm.eps, index->head_dim, k);
         rope_row(index->rope_pairs, index->rotary_dim / 2, cos, sin, k);
-        put_entry(&job->state->index_key, job->batch, t, position, k);
+        if (index->pooling.stride == 0) put_entry(&job->state->index_key, job->batch, t, position, k);
     }
 }
 
@@ -34,7 +35,7 @@ typedef struct {
 } latent_sizes;
 
 typedef struct {
-    float *normed, *q_low, *kv, *index_key, *index_weights, *q, *queries, *values, *parts, *index_q, *scores;
+    float *normed, *q_low, *kv, *index_key, *index_gates, *index_weights, *q, *queries, *values, *parts, *index_q, *scores;
     int64_t rows_at_once, num_scores;
     input in, q_in, values_in;
 } latent_memory;
@@ -51,6 +52,7 @@ static latent_memory take_latent(bump *b, int64_t rows, const latent_sizes *s, f
     m.values = take_floats(b, n * s->heads * s->value_dim);
     m.parts = take_floats(b, LANE_PARTS * part_size(s->latent));
     m.index_key = take_floats(b, rows * s->index_dim);
+    m.index_gates = take_floats(b, rows * s->index_dim);
     m.index_weights = take_floats(b, rows * s->index_heads);
     m.index_q = take_floats(b, n * s->index_heads * s->index_dim);
     m.num_scores = INDEX_ROWS * s->positions;
@@ -115,7 +117,7 @@ static void select_keys(colibri_context *ctx, const latent_job *job, const laten
 }
 
 /* Low-rank projections of all rows, and what their positions keep. */
-static void project_latents(colibri_context *ctx, latent_job *job, latent_memory *m, const float *x) {
+static int32_t project_latents(colibri_context *ctx, latent_job *job, latent_memory *m, const float *x) {
     const colibri_latent *layer = job->layer;
     const colibri_indexer *index = &layer->indexer;
     const int64_t rows = job->batch->rows;
@@ -123,27 +125,32 @@ static void project_latents(colibri_context *ctx, latent_job *job, latent_memory
     linear_one(ctx, &layer->kv_a_proj, &m->in, rows, m->kv, STORE);
     if (layer->q_a_proj.rows > 0) linear_one(ctx, &layer->q_a_proj, &m->in, rows, m->q_low, STORE);
     if (index->q_proj.rows > 0) {
-        linear_job both = {&m->in, rows, 2, STORE, {&index->k_proj, &index->weights_proj}, {m->index_key, m->index_weights}};
-        linear(ctx, &both);
+        linear_job all = {&m->in, rows, 2, STORE, {&index->k_proj, &index->weights_proj}, {m->index_key, m->index_weights}};
+        if (index->pooling.stride > 0) all.matrices[all.num_matrices] = &index->gate_proj, all.out[all.num_matrices++] = m->index_gates;
+        linear(ctx, &all);
         for (int64_t i = 0; i < rows * index->num_heads; i++) m->index_weights[i] *= index->weight_scale;
     }
     pool_run(ctx->pool, keep_positions, job, rows, 1);
+    if (index->q_proj.rows == 0 || index->pooling.stride == 0) return COLIBRI_OK;
+    return pool_rows(ctx, &index->pooling, &job->state->sums, job->state->rows, job->batch, &job->state->index_key, m->index_key, m->index_gates);
 }
 
 static int32_t latent_step(colibri_context *ctx, const colibri_latent *layer, const float *x, const colibri_batch *batch,
                            const colibri_latent_state *state, float *y) {
-    const colibri_matrix *const first[4] = {&layer->kv_a_proj, &layer->q_a_proj, &layer->indexer.k_proj, &layer->indexer.weights_proj};
+    const colibri_indexer *index = &layer->indexer;
+    const colibri_matrix *const first[5] = {&layer->kv_a_proj, &layer->q_a_proj, &index->k_proj, &index->weights_proj, &index->gate_proj};
     const colibri_matrix *const second[2] = {&layer->q_b_proj, &layer->indexer.q_proj}, *const third[1] = {&layer->o_proj};
     const latent_sizes sizes = sizes_of(layer, batch);
     bump b = bump_of(ctx);
-    latent_memory m = take_latent(&b, batch->rows, &sizes, top_code(ctx), groups_needed(ctx, first, 4), groups_needed(ctx, second, 2),
+    latent_memory m = take_latent(&b, batch->rows, &sizes, top_code(ctx), groups_needed(ctx, first, 5), groups_needed(ctx, second, 2),
                                   groups_needed(ctx, third, 1));
     if (!fits(&b)) return COLIBRI_WORKSPACE;
     if (sizes.latent > MOST_LATENT || layer->rope_dim > MOST_ROPE_DIM || sizes.index_heads > MOST_INDEX_HEADS) return COLIBRI_ARGUMENT;
     if (sizes.index_dim > MOST_INDEX_DIM || (ctx->where = bad_latent_row(layer, batch, state)) >= 0) return COLIBRI_ARGUMENT;
     latent_job job = {.layer = layer, .batch = batch, .state = state, .kv = m.kv, .index_key = m.index_key, .q = m.q, .parts = m.parts,
                       .q_low = sizes.q_rank ? m.q_low : NULL, .queries = m.queries, .values = m.values, .r = sizes.latent, .key_width = sizes.key_width, .q_width = sizes.head_dim};
-    project_latents(ctx, &job, &m, x);
+    const int32_t code = project_latents(ctx, &job, &m, x);
+    if (code != COLIBRI_OK) return code;
     for (job.first = 0; job.first < batch->rows; job.first += m.rows_at_once) {
         job.rows = batch->rows - job.first < m.rows_at_once ? batch->rows - job.first : m.rows_at_once;
         m.q_in.x = m.q_low + job.first * m.q_in.width;

@@ -131,17 +131,26 @@ static void expand_heads(void *arg, int64_t begin, int64_t end) {
     }
 }
 
+/* Whether a row sees selected keys only, or the positions of selected entries and those behind the last entry. */
+static inline int selects(const latent_job *job, int64_t row) {
+    const int64_t top_k = job->layer->top_k;
+    return top_k > 0 && entries_seen(job->batch->positions[row], job->layer->pool) > top_k;
+}
+
 /* Keys that a row of the batch sees. */
 static int64_t latent_keys(const void *keys, int64_t row) {
     const latent_job *job = keys;
-    const int64_t num = (int64_t)job->batch->positions[row] + 1, top_k = job->layer->top_k;
-    return top_k > 0 && num > top_k ? top_k : num;
+    const int64_t num = (int64_t)job->batch->positions[row] + 1, pool = job->layer->pool;
+    return selects(job, row) ? job->layer->top_k * pool + num % pool : num;
 }
 
 /* The position of a row's key `rank`, ascending. */
 static inline int64_t position_of(const latent_job *job, int64_t row, int64_t rank) {
-    const int64_t top_k = job->layer->top_k;
-    return top_k > 0 && job->batch->positions[row] >= top_k ? job->state->selected[row * top_k + rank] : rank;
+    const int64_t top_k = job->layer->top_k, pool = job->layer->pool;
+    if (!selects(job, row)) return rank;
+    if (pool == 1) return job->state->selected[row * top_k + rank];
+    if (rank < top_k * pool) return job->state->selected[row * top_k + rank / pool] * pool + rank % pool;
+    return entries_seen(job->batch->positions[row], pool) * pool + rank - top_k * pool;
 }
 
 static void widen_latents(const void *keys, int64_t row, int64_t rank, int n, float *to) {

@@ -38,11 +38,15 @@ FIXTURES = ROOT.parent / "shared" / "fixtures" / "layout"
 def load_oracle(directory: Path) -> Any:
     """The transformers model of a directory, float32, plain attention."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+    config = AutoConfig.from_pretrained(directory)
+    kind = AutoModelForCausalLM
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind, config.vision_config.depth = AutoModelForImageTextToText, 1  # its eyes stay shut
+    model = kind.from_pretrained(
+        directory, config=config, dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()
 

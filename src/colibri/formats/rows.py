@@ -56,7 +56,7 @@ class RowInt8Format(Format):
 
     def round(self, rows: Floats) -> tuple[NDArray[np.int8], Floats]:
         """Codes `[..., K]` and scales `[...]` of rows along the last axis."""
-        largest = np.abs(rows).max(axis=-1)
+        largest = np.abs(rows).max(axis=-1, initial=0)
         finite = np.isfinite(largest)
         usable = finite & (largest > _SMALLEST)
         factor = np.divide(_LARGEST, largest, out=np.zeros_like(largest), where=usable)

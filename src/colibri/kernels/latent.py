@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from colibri.formats import Floats
 
 if TYPE_CHECKING:
-    from colibri.kernels.api import Batch, Ints, KVPlane, Matrix, Norm, RopeTable
+    from colibri.kernels.api import Batch, CellLayer, Ints, KVPlane, Matrix, Norm, RopeTable
+    from colibri.kernels.shared_key import Pooling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indexer:
-    """Scores of all earlier positions s: `sum_h w_h relu(q_h . k_s * scale)`.
+    """Scores of all earlier positions s, or entries: `sum_h w_h relu(q_h . k_s * scale)`.
 
     `q = q_proj l` with the layer's query latent l, `k = layer_norm(k_proj h)`, both rotated in
     their leading `rotary_dim`; `w = weights_proj h * weight_scale`. h is the layer's normed input.
@@ -28,6 +29,7 @@ class Indexer:
     Attributes:
         k_norm: weight and eps of the layer norm of k.
         k_norm_bias: `[head_dim]`.
+        pooling: makes keys of entries of k and of the gates `gate_proj h`; None without entries.
     """
 
     q_proj: Matrix
@@ -41,6 +43,8 @@ class Indexer:
     scale: float
     weight_scale: float
     rope_pairing: Literal["half", "pair"] = "half"
+    gate_proj: Matrix | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +56,9 @@ class LatentAttention:
     0), and `c` and `k` rounded into the cache. `kv_b_proj` has for each head `nope_dim` rows `W_k`,
     then `value_dim` rows `W_v`: scores are `(q_nope^T W_k c + q_rope . k) * scale`, a head's output
     is `W_v sum p c`. Where a row has more than `top_k` keys it sees those that `indexer` chooses
-    (ties go to the lower position), or without `indexer` those that are given.
+    (ties go to the lower position), or without `indexer` those that are given. With a `pool` above
+    1 these are entries of so many positions: a row sees all positions of the selected ones, and
+    those that do not make up an entry yet.
 
     Attributes:
         q_a_proj: None where queries have no latent: then `q_norm` is None and l is h.
@@ -76,15 +82,21 @@ class LatentAttention:
     rope_pairing: Literal["half", "pair"] = "pair"
     top_k: int | None = None
     indexer: Indexer | None = None
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentCache:
-    """Where a layer keeps latents, rope keys and, with an indexer, index keys: one head each."""
+    """Where a layer keeps latents, rope keys and, with an indexer, index keys: one head each.
+
+    Attributes:
+        sums: of the entry that is not complete, where index keys are pooled.
+    """
 
     latent: KVPlane
     rope_key: KVPlane
     index_key: KVPlane | None = None
+    sums: CellLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,6 @@ class LatentKernels(Protocol):
     ) -> None:
         """`y += o_proj(attention(norm(x)))`, what a position keeps being read from the cache alone.
 
-        `selected [T, top_k]` holds the positions, ascending, of rows that have more than `top_k`:
-        written where the layer has an indexer, else read. `y` None is `x` itself.
+        `selected [T, top_k]` holds the positions (or entries), ascending, of rows that have more
+        than `top_k`: written where the layer has an indexer, else read. `y` None is `x` itself.
         """

@@ -188,6 +188,8 @@ class NativeKernels(NativeGated, NativeSharedKey):
             latent_layer(self._structs, layer),
             latent_state(self._structs, layer, cache),
         )
+        if cache.sums is not None:
+            c_state.rows = self._cell_rows(batch)
         c_state.selected = (
             self._library.ffi.NULL
             if selected is None

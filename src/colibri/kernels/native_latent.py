@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from colibri.formats import FloatFormat, Floats, RowInt8Format
-from colibri.kernels.api import KV_BLOCK, Batch, Ints, KVPlane, Matrix, Norm
+from colibri.kernels.api import KV_BLOCK, Batch, CellLayer, Ints, KVPlane, Matrix, Norm
 from colibri.kernels.latent import Indexer, LatentAttention, LatentCache
 from colibri.kernels.native_structs import Structs, address_of
+from colibri.kernels.shared_key import Pooling
 
 _MOST_LATENT, _MOST_ROPE_DIM = 512, 128  # MOST_LATENT, MOST_ROPE_DIM of native/kern_latent.h
 _MOST_INDEX_HEADS, _MOST_INDEX_DIM = 128, 256  # of native/kern_index.h
@@ -40,15 +41,18 @@ def check_selected(layer: LatentAttention, batch: Batch, selected: Ints | None) 
     Raises:
         ValueError: it is missing where a row needs it, or names positions that the row has not.
     """
-    if layer.top_k is None or int(batch.positions.max(initial=0)) < layer.top_k:
+    if layer.top_k is None:
+        return
+    complete = (batch.positions + 1) // layer.pool
+    if int(complete.max(initial=0)) <= layer.top_k:
         return
     if selected is None:
         raise ValueError(f"rows with more than {layer.top_k} keys need a selection")
     if layer.indexer is not None:
         return
-    rows = batch.positions >= layer.top_k
-    chosen, limit = selected[rows], batch.positions[rows]
-    if chosen.size and (chosen.min() < 0 or (chosen.max(axis=1) > limit).any()):
+    rows = complete > layer.top_k
+    chosen, limit = selected[rows], complete[rows]
+    if chosen.size and (chosen.min() < 0 or (chosen.max(axis=1) >= limit).any()):
         raise ValueError("the selection names positions that its row does not have")
 
 
@@ -66,6 +70,7 @@ def _latent(structs: Structs, a: LatentAttention) -> dict[str, Any]:
         **({} if a.indexer is None else {"indexer": _indexer(structs, a.indexer)}),
         "rope_pairs": a.rope_pairing == "pair",
         "top_k": a.top_k or 0,
+        "pool": a.pool,
     }
 
 
@@ -84,13 +89,47 @@ def _indexer(structs: Structs, i: Indexer) -> dict[str, Any]:
             "the bias of k_norm",
         ),
         "rope_pairs": i.rope_pairing == "pair",
+        **({} if i.gate_proj is None else {"gate_proj": structs.matrix(i.gate_proj)[0]}),
+        **({} if i.pooling is None else {"pooling": pooling_of(structs, i.pooling)}),
+    }
+
+
+def pooling_of(structs: Structs, p: Pooling) -> dict[str, Any]:
+    """The values of a `colibri_pooling`.
+
+    Raises:
+        ValueError: its sizes contradict each other.
+    """
+    if p.rotary_dim % 2 or p.rotary_dim > p.width:
+        raise ValueError(f"rotary_dim {p.rotary_dim} must be even, at most {p.width}")
+    _check_norm(p.norm, p.width)
+    size, bias = (p.stride * p.columns,), p.bias.reshape(-1)
+    return {
+        "bias": address_of(structs.library, bias, np.float32, "float[]", size, "bias"),
+        **({} if p.norm is None else {"norm": structs.norm(p.norm)[0]}),
+        "width": p.width,
+        "stride": p.stride,
+        "overlap": p.overlap,
+        "rotary_dim": p.rotary_dim,
+    }
+
+
+def cell_layer_of(structs: Structs, state: CellLayer) -> dict[str, Any]:
+    """The values of a `colibri_cell_layer`."""
+    pool = address_of(structs.library, state.pool, np.uint8, "uint8_t[]", (-1,), "cells")
+    return {
+        "pool": pool,
+        "pool_nbytes": state.pool.size,
+        "cell_nbytes": state.cell_nbytes,
+        "offset": state.offset,
     }
 
 
 def _state(structs: Structs, cache: LatentCache) -> dict[str, Any]:
     names = ("latent", "rope_key", "index_key")
     planes = {name: getattr(cache, name) for name in names}
-    return {name: plane_of(structs, plane) for name, plane in planes.items() if plane is not None}
+    found = {name: plane_of(structs, plane) for name, plane in planes.items() if plane is not None}
+    return found if cache.sums is None else {**found, "sums": cell_layer_of(structs, cache.sums)}
 
 
 def plane_of(structs: Structs, plane: KVPlane) -> dict[str, Any]:
@@ -107,16 +146,18 @@ def plane_of(structs: Structs, plane: KVPlane) -> dict[str, Any]:
 
 
 def _check_cache(layer: LatentAttention, cache: LatentCache) -> None:
-    wanted = {"latent": layer.kv_norm.weight.size, "rope_key": layer.rope_dim}
+    wanted = {"latent": (layer.kv_norm.weight.size, 1), "rope_key": (layer.rope_dim, 1)}
     if layer.indexer is not None:
-        wanted["index_key"] = layer.indexer.head_dim
-    for name, width in wanted.items():
+        wanted["index_key"] = (layer.indexer.head_dim, layer.pool)
+        if (cache.sums is None) != (layer.indexer.pooling is None):
+            raise ValueError(f"index keys pooled by {layer.pool} need sums, found {cache.sums}")
+    for name, (width, stride) in wanted.items():
         plane: KVPlane | None = getattr(cache, name)
-        if plane is None or (plane.heads, plane.width, plane.stride) != (1, width, 1):
+        if plane is None or (plane.heads, plane.width, plane.stride) != (1, width, stride):
             raise ValueError(f"{name}: the pool keeps {plane}, wanted one head of {width}")
         if not isinstance(plane.format, FloatFormat | RowInt8Format):
             raise ValueError(f"{name}: the pool holds f32, bf16, f16 or int8, not {plane.format}")
-        nbytes = plane.format.nbytes((KV_BLOCK, width))
+        nbytes = plane.format.nbytes((max(1, KV_BLOCK // stride), width))
         if plane.offset < 0 or plane.offset + nbytes > plane.block_nbytes:
             raise ValueError(f"{name}: {nbytes} bytes do not fit a block of {plane.block_nbytes}")
 
@@ -153,8 +194,15 @@ def _check_indexer(a: LatentAttention, i: Indexer, low: int) -> None:
         "k_proj": (i.head_dim, hidden),
         "weights_proj": (i.num_heads, hidden),
     }
+    if i.gate_proj is not None:
+        wanted["gate_proj"] = (i.head_dim, hidden)
     _check_shapes(i, wanted)
     _check_norm(i.k_norm, i.head_dim)
+    pooled = 1 if i.pooling is None else i.pooling.stride
+    plain = i.pooling is None or (i.pooling.width == i.head_dim and not i.pooling.overlap)
+    blocks = KV_BLOCK % pooled == 0 or pooled % KV_BLOCK == 0
+    if (i.pooling is None) != (i.gate_proj is None) or pooled != a.pool or not plain or not blocks:
+        raise ValueError(f"index keys pooled by {pooled} for entries of {a.pool} positions")
     if a.top_k is None or i.rotary_dim != a.rotary_dim or i.rotary_dim > i.head_dim:
         raise ValueError(f"an indexer with rotary_dim {i.rotary_dim}, top_k {a.top_k}")
     if i.num_heads > _MOST_INDEX_HEADS or i.head_dim > _MOST_INDEX_DIM:

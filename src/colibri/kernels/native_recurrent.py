@@ -9,7 +9,7 @@ import numpy as np
 from colibri.formats import Floats
 from colibri.kernels.api import Batch, CellLayer
 from colibri.kernels.native_calls import NativeCalls
-from colibri.kernels.native_structs import address_of
+from colibri.kernels.native_latent import cell_layer_of
 from colibri.kernels.recurrent_api import (
     Activation,
     DecayGate,
@@ -145,16 +145,9 @@ class NativeRecurrent(NativeCalls):
         return c_rows
 
     def _state(self, state: CellLayer) -> Any:
-        return self._structs.made("colibri_cell_layer", state, self._cell_layer)
-
-    def _cell_layer(self, state: CellLayer) -> dict[str, Any]:
-        pool = address_of(self._library, state.pool, np.uint8, "uint8_t[]", (-1,), "cells")
-        return {
-            "pool": pool,
-            "pool_nbytes": state.pool.size,
-            "cell_nbytes": state.cell_nbytes,
-            "offset": state.offset,
-        }
+        return self._structs.made(
+            "colibri_cell_layer", state, lambda c: cell_layer_of(self._structs, c)
+        )
 
     def _optional(self, array: Floats | None, shape: tuple[int, ...], what: str) -> Any:
         return self._library.ffi.NULL if array is None else self._floats(array, shape, what)

@@ -8,7 +8,7 @@ import numpy as np
 
 from colibri.formats import Floats
 from colibri.kernels.api import KV_BLOCK, Batch, CellLayer, Ints, KVPlane, Matrix, RopeTable
-from colibri.kernels.native_latent import plane_of
+from colibri.kernels.native_latent import plane_of, pooling_of
 from colibri.kernels.native_recurrent import NativeRecurrent
 from colibri.kernels.shared_key import (
     EntryIndexer,
@@ -41,7 +41,7 @@ class NativeSharedKey(NativeRecurrent):
         _check_plane(plane, layer.width, layer.stride)
         self._do(
             "colibri_pool_rows",
-            self._structs.made("colibri_pooling", layer, self._pooling),
+            self._structs.made("colibri_pooling", layer, lambda p: pooling_of(self._structs, p)),
             self._state(state),
             self._cell_rows(batch),
             self._batch_of(batch, first, layer.rotary_dim // 2),
@@ -136,20 +136,6 @@ class NativeSharedKey(NativeRecurrent):
 
     def _plane(self, plane: KVPlane) -> Any:
         return self._structs.made("colibri_plane", plane, lambda p: plane_of(self._structs, p))
-
-    def _pooling(self, p: Pooling) -> dict[str, Any]:
-        if p.rotary_dim % 2 or p.rotary_dim > p.width:
-            raise ValueError(f"rotary_dim {p.rotary_dim} must be even, at most {p.width}")
-        if p.norm is not None and p.norm.weight.size != p.width:
-            raise ValueError(f"a norm has {p.norm.weight.size} weights, wanted {p.width}")
-        return {
-            "bias": self._floats(p.bias.reshape(-1), (p.stride * p.columns,), "bias"),
-            **({} if p.norm is None else {"norm": self._structs.norm(p.norm)[0]}),
-            "width": p.width,
-            "stride": p.stride,
-            "overlap": p.overlap,
-            "rotary_dim": p.rotary_dim,
-        }
 
     def _shared_key(self, a: SharedKeyAttention) -> dict[str, Any]:
         if a.head_dim > _MOST_KEY or not 0 <= a.rotary_dim <= min(a.head_dim, _MOST_ROPE_DIM):

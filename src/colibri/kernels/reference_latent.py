@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from colibri.formats import Floats, RowInt8Format
-from colibri.kernels.api import KV_BLOCK, Batch, Ints, KVPlane, Matrix, RopeTable
+from colibri.formats import Floats
+from colibri.kernels.api import Batch, Ints, Matrix, RopeTable
 from colibri.kernels.latent import Indexer, LatentAttention, LatentCache
 from colibri.kernels.reference_heads import rotate
 from colibri.kernels.reference_math import rms_norm, softmax
+from colibri.kernels.reference_planes import best, read_entries, read_plane, write_plane
+from colibri.kernels.reference_pooling import pool_rows
 
 MatMul = Callable[[Matrix, Floats], Floats]
 
@@ -52,13 +54,21 @@ def latent_step(
     for row, position in enumerate(batch.positions.tolist()):
         table = batch.block_tables[batch.members[row]]
         latents, keys = (read_plane(p, table, position + 1) for p in (cache.latent, cache.rope_key))
-        seen: slice | Ints = slice(None)
-        if layer.top_k is not None and position >= layer.top_k:
-            assert selected is not None
-            seen = selected[row]
+        seen = _seen(layer, position, None if selected is None else selected[row])
         found[row] = _attend(queries[row], latents[seen], keys[seen], layer.scale)
     mixed = np.einsum("thr,hvr->thv", found, to_value, optimize=True)
     return matmul(layer.o_proj, np.ascontiguousarray(mixed.reshape(len(x), -1), np.float32))
+
+
+def _seen(layer: LatentAttention, position: int, selected: Ints | None) -> slice | Ints:
+    """The positions that a row sees: those of selected entries, and of the last incomplete one."""
+    complete = (position + 1) // layer.pool
+    if layer.top_k is None or complete <= layer.top_k:
+        return slice(None)
+    assert selected is not None
+    chosen = selected[:, None] * layer.pool + np.arange(layer.pool, dtype=np.int32)
+    tail = np.arange(complete * layer.pool, position + 1, dtype=np.int32)
+    return np.concatenate([chosen.reshape(-1), tail])
 
 
 def _attend(queries: Floats, latents: Floats, keys: Floats, scale: float) -> Floats:
@@ -90,69 +100,19 @@ def select(
     q = matmul(indexer.q_proj, low).reshape(len(hidden), indexer.num_heads, -1)
     if indexer.rotary_dim:
         q, key = (rotate(part, rope, indexer.rope_pairing) for part in (q, key))
-    write_plane(cache.index_key, batch, key[:, 0])
+    stride = 1
+    if indexer.pooling is None:
+        write_plane(cache.index_key, batch, key[:, 0])
+    else:
+        assert indexer.gate_proj is not None
+        assert cache.sums is not None
+        gates, stride = matmul(indexer.gate_proj, hidden), indexer.pooling.stride
+        pool_rows(indexer.pooling, key[:, 0], gates, batch, rope, cache.sums, cache.index_key)
     weights = matmul(indexer.weights_proj, hidden) * np.float32(indexer.weight_scale)
-    for row in np.flatnonzero(batch.positions >= top_k):
+    complete = (batch.positions + 1) // stride
+    for row in np.flatnonzero(complete > top_k):
         assert selected is not None
         table = batch.block_tables[batch.members[row]]
-        keys = read_plane(cache.index_key, table, int(batch.positions[row]) + 1)
+        keys = read_entries(cache.index_key, table, int(complete[row]))
         scores = weights[row] @ np.maximum(q[row] @ keys.T * np.float32(indexer.scale), 0)
         selected[row] = best(scores, top_k)
-
-
-def best(scores: Floats, top_k: int) -> Ints:
-    """The largest `top_k` of `scores [S]`, ascending; ties go to the lower."""
-    order = np.argsort(-scores, kind="stable")[:top_k]
-    return np.sort(order).astype(np.int32)
-
-
-def write_plane(plane: KVPlane, batch: Batch, rows: Floats) -> None:
-    """Round `rows [T, width]` into their positions of a plane of one head."""
-    write_entries(plane, batch, np.arange(len(rows), dtype=np.int32), rows)
-
-
-def write_entries(plane: KVPlane, batch: Batch, rows: Ints, values: Floats) -> None:
-    """Round `values [R, width]` into the entries whose last positions are the batch's `rows`."""
-    positions = batch.positions[rows]
-    blocks = batch.block_tables[batch.members[rows], positions // KV_BLOCK]
-    place = positions % KV_BLOCK // plane.stride
-    items, scales = _views(plane)
-    if isinstance(plane.format, RowInt8Format):
-        items[blocks, place], scales[blocks, place] = plane.format.round(values)
-    else:
-        items[blocks, place] = plane.format.from_float32(values)
-
-
-def read_entries(plane: KVPlane, table: Ints, num: int) -> Floats:
-    """The first `num` entries `[num, width]` of the sequence whose blocks are `table`."""
-    last = np.arange(1, num + 1) * plane.stride - 1
-    blocks, place = table[last // KV_BLOCK], last % KV_BLOCK // plane.stride
-    items, scales = _views(plane)
-    if isinstance(plane.format, RowInt8Format):
-        wide = items[blocks, place].astype(np.float32) * scales[blocks, place][..., None]
-    else:
-        wide = plane.format.to_float32(items[blocks, place])
-    return np.asarray(wide, np.float32)
-
-
-def read_plane(plane: KVPlane, table: Ints, length: int) -> Floats:
-    """The first `length` positions `[length, width]` of the sequence whose blocks are `table`."""
-    blocks = table[: -(-length // KV_BLOCK)]
-    items, scales = _views(plane)
-    if isinstance(plane.format, RowInt8Format):
-        wide = items[blocks].astype(np.float32) * scales[blocks][..., None]
-    else:
-        wide = plane.format.to_float32(items[blocks])
-    return np.asarray(wide, np.float32).reshape(-1, plane.width)[:length]
-
-
-def _views(plane: KVPlane) -> tuple[Floats, Floats]:
-    """Items `[blocks, entries, width]` and, for int8, scales `[blocks, entries]`."""
-    entries = max(1, KV_BLOCK // plane.stride)
-    num = plane.pool.size // plane.block_nbytes
-    by_block = plane.pool[: num * plane.block_nbytes].reshape(num, plane.block_nbytes)
-    own = by_block[:, plane.offset :]
-    dtype = np.dtype(np.int8) if isinstance(plane.format, RowInt8Format) else plane.format.dtype
-    size = entries * plane.width * dtype.itemsize
-    items = own[:, :size].view(dtype).reshape(num, entries, plane.width)
-    return items, own[:, size : size + 4 * entries].view(np.float32).reshape(num, -1)

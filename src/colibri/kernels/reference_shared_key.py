@@ -8,10 +8,9 @@ import numpy as np
 
 from colibri.formats import Floats
 from colibri.kernels.api import Batch, CellLayer, Ints, KVPlane, Matrix, RopeTable
-from colibri.kernels.reference_heads import rotate
-from colibri.kernels.reference_latent import best, read_entries, read_plane, write_entries
-from colibri.kernels.reference_math import rms_norm, softmax
-from colibri.kernels.reference_recurrent import cell_of
+from colibri.kernels.reference_math import softmax
+from colibri.kernels.reference_planes import best, read_entries, read_plane, write_plane
+from colibri.kernels.reference_pooling import pool_rows, rotate_trailing
 from colibri.kernels.shared_key import (
     EntryIndexer,
     Pooling,
@@ -38,22 +37,7 @@ class ReferenceSharedKey:
         plane: KVPlane,
     ) -> None:
         """See `SharedKeyKernels.pool_rows`."""
-        places = batch.positions % layer.stride
-        parts = layer.columns // layer.width
-        last = np.flatnonzero(places == layer.stride - 1).astype(np.int32)
-        entries = np.empty((len(values), layer.width), np.float32)
-        for row, place in enumerate(places.tolist()):
-            sums = cell_of(state, int(batch.cells[batch.members[row]]), (parts, 3, layer.width))
-            if place == 0:
-                sums[-1] = sums[0] if layer.overlap else 0
-                sums[:-1] = 0
-            _take_in(sums, values[row], gates[row] + layer.bias.reshape(layer.stride, -1)[place])
-            if place == layer.stride - 1:
-                entries[row] = sums[-1, 2] / sums[-1, 1]
-        found = entries[last] if layer.norm is None else rms_norm(entries[last], layer.norm)
-        if layer.rotary_dim:
-            found = rotate_trailing(found[:, None], _rows(first, last), layer.rotary_dim)[:, 0]
-        write_entries(plane, batch, last, found)
+        pool_rows(layer, values, gates, batch, first, state, plane)
 
     def select_entries(
         self,
@@ -89,7 +73,7 @@ class ReferenceSharedKey:
         heads = q.reshape(len(q), layer.num_heads, layer.head_dim)
         heads = rotate_trailing(heads, rope, layer.rotary_dim)
         key = rotate_trailing(k[:, None], rope, layer.rotary_dim)[:, 0]
-        write_entries(cache.key, batch, np.arange(len(q), dtype=np.int32), key)
+        write_plane(cache.key, batch, key)
         found = np.empty_like(heads)
         for row, position in enumerate(batch.positions.tolist()):
             table = batch.block_tables[batch.members[row]]
@@ -115,30 +99,8 @@ class ReferenceSharedKey:
         return np.concatenate(found, axis=1)
 
 
-def _take_in(sums: Floats, value: Floats, score: Floats) -> None:
-    """One position more, in sums `[parts, 3, width]`; a sum of 0 says that it is the first."""
-    most, weight, total = sums[:, 0], sums[:, 1], sums[:, 2]
-    value, score = value.reshape(most.shape), score.reshape(most.shape)
-    before = np.where(weight == 0, score, most)
-    now = np.maximum(before, score)
-    keep, share = np.exp(before - now), np.exp(score - now)
-    sums[:, 0] = now
-    sums[:, 1] = weight * keep + share
-    sums[:, 2] = total * keep + share * value
-
-
 def _attend(layer: SharedKeyAttention, queries: Floats, keys: Floats) -> Floats:
     scores = queries @ keys.T * np.float32(layer.scale)
     weights = softmax(np.concatenate([scores, layer.sinks[:, None]], axis=1))[:, :-1]
     out: Floats = weights @ keys
     return out
-
-
-def rotate_trailing(x: Floats, rope: RopeTable, rotary_dim: int) -> Floats:
-    """Rotate pairs of the last `rotary_dim` dims of `x [T, heads, head_dim]`."""
-    start = x.shape[2] - rotary_dim
-    return np.concatenate([x[..., :start], rotate(x[..., start:], rope, "pair")], axis=2)
-
-
-def _rows(rope: RopeTable, rows: Ints) -> RopeTable:
-    return RopeTable(rope.cos[rows], rope.sin[rows])

@@ -35,7 +35,7 @@ FAMILY = Family(
     rename=PUBLISHED,
     spelling="w1w3w2",
     unrename=AS_PUBLISHED,
-    dialect="deepseek",
+    dialect="dsml",
     tiny={
         **TINY,
         "n_routed_experts": 8,

@@ -20,7 +20,8 @@ from colibri.nn.trunk import LM_HEAD
 # What makes a tiny model peculiar and would only confuse a large one.
 _TINY_ONLY = (
     *("mlp_only_layers", "mlp_layer_types", "first_k_dense_replace", "rope_parameters"),
-    *("layer_types", "use_sliding_window", "sliding_window", "unpadded_vocab_size"),
+    *("layer_types", "indexer_types", "use_sliding_window", "sliding_window"),
+    "unpadded_vocab_size",
 )
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
@@ -86,14 +87,15 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
     config = normalize(family.tiny_config(**ends))
     for key in _TINY_ONLY:
         config.pop(key, None)
-    # One key for all heads is no size.
-    shared = {"num_key_value_heads": 1} if config.get("num_key_value_heads") == 1 else {}
-    return {**config, **_sizes(SHAPES[shape], declared), **shared, **layers}
+    # One key for all heads, and heads that rotate nothing, are no sizes.
+    fixed = {"num_key_value_heads": 1, "qk_rope_head_dim": 0}
+    kept = {key: value for key, value in fixed.items() if config.get(key) == value}
+    return {**config, **_sizes(SHAPES[shape], declared), **kept, **layers}
 
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
     """Repeat or cut lists of one kind a layer to the number of layers."""
-    for key in ("layer_types", "mlp_layer_types"):
+    for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         if kinds := config.get(key):
             count = config["num_hidden_layers"]
             config[key] = (kinds * (count // len(kinds) + 1))[:count]

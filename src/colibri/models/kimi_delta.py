@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from colibri.errors import ConfigError
 from colibri.models.config import BaseConfig
@@ -15,6 +15,7 @@ _NAMES = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
+    "gate_lower_bound": "linear_lower_bound",
 }
 
 
@@ -25,7 +26,10 @@ class KimiDeltaConfig(BaseConfig):
     linear_num_heads: int
     linear_head_dim: int
     linear_conv_kernel_dim: int = 4
+    linear_lower_bound: float | None = None
     layer_types: tuple[str, ...] | None = None
+
+    attention_kinds: ClassVar[frozenset[str]] = frozenset({_FULL})  # of layers that are not linear
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -48,9 +52,12 @@ class KimiDeltaConfig(BaseConfig):
             self.require(0 < getattr(self, key) <= most, key, f"must be 1 to {most:,}")
         kinds = self.layer_types
         known = kinds is None or (
-            len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _LINEAR}
+            len(kinds) == self.num_hidden_layers and {*kinds} <= self.attention_kinds | {_LINEAR}
         )
-        self.require(known, "layer_types", f"must give each layer {_FULL!r} or {_LINEAR!r}")
+        others = " or ".join(map(repr, sorted(self.attention_kinds)))
+        self.require(known, "layer_types", f"must give each layer {others} or {_LINEAR!r}")
+        bound = self.linear_lower_bound
+        self.require(bound is None or bound < 0, "linear_lower_bound", "must be negative")
 
     def is_linear(self, index: int) -> bool:
         """Whether layer `index` is recurrent; unless it is said, all but 4, 8 and so on."""
@@ -68,6 +75,7 @@ class KimiDeltaConfig(BaseConfig):
             value_dim=self.linear_head_dim,
             kernel=self.linear_conv_kernel_dim,
             norm=self.norm,
+            lower_bound=self.linear_lower_bound,
             a_log_shape=a_log_shape,
         )
 

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal, Self
 from colibri.errors import UnsupportedModelError
 from colibri.models.noaux import NoauxMoEConfig
 from colibri.nn.mla import MultiHeadLatentAttention, SparseIndex
+from colibri.nn.norm import RMSNorm
 from colibri.nn.sublayer import Layer
 
 _FULL, _SHARED = "full", "shared"
 _KINDS = {"F": _FULL, "S": _SHARED}
 # Names of the cache that other engines give such a layer; every layer is computed alike.
-_LAYER_TYPES = {"indexed_attention", "deepseek_sparse_attention", "full_attention"}
+_LAYER_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention", "full_attention"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,23 @@ class LatentMoEConfig(NoauxMoEConfig):
     rope_interleave: bool = True
     moe_router_dtype: str = "float32"
 
+    rotates: ClassVar[bool] = True  # whether a part of each head has a position
+
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """As every config; what is not said of a head's width is no mistake here."""
-        given = config.get("head_dim")
-        return super().read({**config, "head_dim": 2 if given is None else given})
+        return super().read({**config, "head_dim": config.get("head_dim") or 2})
 
     def check(self) -> None:
         """Sizes of latents and heads."""
         super().check()
-        for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        for key in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"):
             self.require(getattr(self, key) > 0, key, "must be positive")
+        rotated = self.qk_rope_head_dim
+        fits = rotated > 0 if self.rotates else rotated == 0
+        self.require(fits, "qk_rope_head_dim", f"must be {'positive' if self.rotates else '0'}")
+        plain = self.rotates or self.rope.attention_factor == 1
+        self.require(plain, "rope_parameters", "scale positions, which the model does not know")
         self.require(
             self.q_lora_rank is None or self.q_lora_rank > 0,
             "q_lora_rank",
@@ -53,17 +60,23 @@ class LatentMoEConfig(NoauxMoEConfig):
 
     @property
     def head_width(self) -> int:
-        """What rope rotates, and all of it."""
-        return self.qk_rope_head_dim
+        """What rope rotates, and all of it; where nothing is rotated, the whole head."""
+        return self.qk_rope_head_dim if self.rotates else self.qk_nope_head_dim
 
     @property
     def rope_pairing(self) -> Literal["half", "pair"]:
         """`rope_interleave` pairs neighbours."""
         return "pair" if self.rope_interleave else "half"
 
+    @property
+    def latent_norm(self) -> RMSNorm:
+        """The norm of latents: whatever rms_norm_eps says, in all but a few families."""
+        return RMSNorm(1e-6)
+
     def attention(self, index: int) -> MultiHeadLatentAttention:
         """Of layer `index`."""
-        return MultiHeadLatentAttention.from_config(self, self.rope)
+        rope = self.rope if self.rotates else None
+        return MultiHeadLatentAttention.from_config(self, rope, latent_norm=self.latent_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,7 @@ class SparseLatentMoEConfig(LatentMoEConfig):
     layer_types: tuple[str, ...] | None = None
 
     shares_indexers: ClassVar[bool] = False
+    layer_kinds: ClassVar[frozenset[str]] = _LAYER_TYPES
 
     def check(self) -> None:
         """Each layer has an indexer or one before it to follow."""
@@ -99,13 +113,18 @@ class SparseLatentMoEConfig(LatentMoEConfig):
         self.require(
             known and kinds[0] == _FULL, key, "must give each layer full or shared, the first full"
         )
-        layers = set(self.layer_types or ())
-        self.require(layers <= _LAYER_TYPES, "layer_types", f"may only be {sorted(_LAYER_TYPES)}")
+        layers, kinds_known = set(self.layer_types or ()), self.layer_kinds
+        self.require(layers <= kinds_known, "layer_types", f"may only be {sorted(kinds_known)}")
         if not self.shares_indexers and _SHARED in kinds:
             raise UnsupportedModelError(
                 f"config.json: {key} has layers without an indexer, which model_type "
                 f"{self.model_type!r} does not know"
             )
+
+    @property
+    def index_pool(self) -> int:
+        """Positions that are selected together."""
+        return 1
 
     def index_kinds(self) -> tuple[str, ...]:
         """`full` or `shared` for each layer."""
@@ -125,11 +144,17 @@ class SparseLatentMoEConfig(LatentMoEConfig):
         selection = SparseIndex(
             num_heads=self.index_n_heads,
             head_dim=self.index_head_dim,
-            top_k=self.index_topk,
+            top_k=self.index_topk // self.index_pool,
             pairing="pair" if self.indexer_rope_interleave else "half",
             shared=kinds[min(index, self.num_hidden_layers)] == _SHARED,
+            pool=self.index_pool,
         )
-        return MultiHeadLatentAttention.from_config(self, self.rope, index=selection)
+        return MultiHeadLatentAttention.from_config(
+            self,
+            self.rope if self.rotates else None,
+            index=selection,
+            latent_norm=self.latent_norm,
+        )
 
 
 def latent_layer(cfg: LatentMoEConfig, index: int) -> Layer:

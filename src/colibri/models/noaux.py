@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri.errors import UnsupportedModelError
+from colibri.kernels.api import PLAIN, Swiglu
 from colibri.models.config import MoEConfig
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
@@ -72,6 +73,11 @@ class NoauxMoEConfig(MoEConfig):
         return index >= self.first_k_dense_replace
 
     @property
+    def swiglu(self) -> Swiglu:
+        """The activation of every feed-forward."""
+        return PLAIN
+
+    @property
     def route(self) -> Route:
         """Sigmoid, biased choice inside the best groups."""
         return Route(
@@ -87,10 +93,11 @@ class NoauxMoEConfig(MoEConfig):
     def feed_forward(self, index: int) -> DenseFFN | MoEFFN:
         """Of layer `index`; several shared experts are one that is as wide as all of them."""
         if not self.is_sparse(index):
-            return DenseFFN.from_config(self)
+            return DenseFFN.from_config(self, swiglu=self.swiglu)
         return MoEFFN.from_config(
             self,
             self.route,
             intermediate_size=self.moe_intermediate_size,
             shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),
+            swiglu=self.swiglu,
         )

@@ -9,6 +9,8 @@ from colibri.models.config import BaseConfig
 from colibri.nn.hyper import HyperTrunk, Streams
 
 _MOST_STREAMS, _MOST_ITERATIONS = 16, 1000
+STREAMS = ((r"\.hc_(attn|ffn)_(\w+)$", r".\1_hc.\2"),)
+STREAMS_AS_PUBLISHED = ((".attn_hc.", ".hc_attn_"), (".ffn_hc.", ".hc_ffn_"))
 
 
 @dataclass(frozen=True, kw_only=True)

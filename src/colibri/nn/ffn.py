@@ -37,6 +37,7 @@ class DenseFFN(Sublayer):
     Attributes:
         intermediate_size: width F of gate and up.
         learned_factor: whether a learned number, `global_scale`, multiplies what is added.
+        swiglu: the activation.
     """
 
     hidden_size: int
@@ -44,15 +45,17 @@ class DenseFFN(Sublayer):
     norm: RMSNorm
     bias: bool = False
     learned_factor: bool = False
+    swiglu: Swiglu = PLAIN
 
     @classmethod
-    def from_config(cls, cfg: FFNConfig, *, bias: bool = False) -> DenseFFN:
+    def from_config(cls, cfg: FFNConfig, *, bias: bool = False, swiglu: Swiglu = PLAIN) -> DenseFFN:
         """Sizes and norm from the config; what is peculiar to a family by keyword."""
         return cls(
             hidden_size=cfg.hidden_size,
             intermediate_size=cfg.intermediate_size,
             norm=cfg.norm,
             bias=bias,
+            swiglu=swiglu,
         )
 
     @property
@@ -72,7 +75,9 @@ class DenseFFN(Sublayer):
     def bind(self, site: Site) -> BoundFFN:
         """Join it to its weights."""
         norm = self.norm.bind(site.weights, f"{site.prefix}post_attention_layernorm")
-        layer = bind_glu(site.weights, f"{site.prefix}mlp.", norm, bias=self.bias)
+        layer = bind_glu(
+            site.weights, f"{site.prefix}mlp.", norm, bias=self.bias, swiglu=self.swiglu
+        )
         if not self.learned_factor:
             return BoundFFN(layer)
         return BoundFFN(layer, site.weights.vector(f"{site.prefix}mlp.global_scale"))

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from colibri.formats import Floats
 from colibri.kernels.latent import Indexer, LatentAttention, LatentCache, LatentLimits
+from colibri.kernels.shared_key import Pooling, pooling_state_nbytes
 from colibri.kv import Plane, StateShape
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, Weights, bind_linear, linear
@@ -64,9 +65,10 @@ class SparseIndex:
     Attributes:
         num_heads: of the indexer's queries, which share one key.
         head_dim: width of that key, which is cached.
-        top_k: keys that a row attends to at most.
+        top_k: keys that a row attends to at most, or entries.
         pairing: of the rotated dims, which come first in a head.
         shared: whether the layer has no indexer and takes the selection of the layer before.
+        pool: positions of one entry, which are selected together by a pooled key; 1 without.
     """
 
     num_heads: int
@@ -74,6 +76,7 @@ class SparseIndex:
     top_k: int
     pairing: Literal["half", "pair"]
     shared: bool = False
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,9 @@ class MultiHeadLatentAttention(Sublayer):
         planes = (Plane(1, self.rank), Plane(1, self.rope_dim))
         if self.index is None or self.index.shared:
             return StateShape(planes)
-        return StateShape((*planes, Plane(1, self.index.head_dim)))
+        width, pool = self.index.head_dim, self.index.pool
+        cell = pooling_state_nbytes(width, overlap=False) if pool > 1 else 0
+        return StateShape((*planes, Plane(1, width, pool)), cell)
 
     @property
     def demand(self) -> Demand:
@@ -172,12 +177,18 @@ class MultiHeadLatentAttention(Sublayer):
     def _index_parameters(self, index: SparseIndex, prefix: str) -> list[Parameter]:
         low = self.hidden_size if self.q_rank is None else self.q_rank
         weights = (index.num_heads, self.hidden_size)
+        gate, ape = (index.head_dim, self.hidden_size), (index.pool, index.head_dim)
+        pooled = [
+            Parameter(f"{prefix}index_kpool_compress_gate", gate, "matrix"),
+            Parameter(f"{prefix}index_kpool_compress_ape", ape, "bias"),
+        ]
         return [
             *linear(f"{prefix}wq_b", index.num_heads * index.head_dim, low),
             *linear(f"{prefix}wk", index.head_dim, self.hidden_size),
             Parameter(f"{prefix}k_norm.weight", (index.head_dim,), "norm"),
             Parameter(f"{prefix}k_norm.bias", (index.head_dim,), "bias"),
             Parameter(f"{prefix}weights_proj.weight", weights, "router"),
+            *(pooled if index.pool > 1 else ()),
         ]
 
     def bind(self, site: Site) -> BoundLatentAttention:
@@ -204,13 +215,17 @@ class MultiHeadLatentAttention(Sublayer):
             rope_pairing="pair" if self.rope is None else self.rope.pairing,
             top_k=None if self.index is None else self.index.top_k,
             indexer=self._bind_index(weights, f"{attn}indexer.", rotary_dim),
+            pool=1 if self.index is None else self.index.pool,
         )
-        return BoundLatentAttention(layer, self.rope, LatentCache(*site.state.planes))
+        latent, rope_key, *index_key = site.state.planes
+        cache = LatentCache(latent, rope_key, next(iter(index_key), None), site.state.cells)
+        return BoundLatentAttention(layer, self.rope, cache)
 
     def _bind_index(self, weights: Weights, prefix: str, rotary_dim: int) -> Indexer | None:
         index = self.index
         if index is None or index.shared:
             return None
+        pooled, bias = index.pool > 1, f"{prefix}index_kpool_compress_ape"
         return Indexer(
             q_proj=bind_linear(weights, f"{prefix}wq_b"),
             k_proj=bind_linear(weights, f"{prefix}wk"),
@@ -223,6 +238,8 @@ class MultiHeadLatentAttention(Sublayer):
             scale=index.head_dim**-0.5,
             weight_scale=index.num_heads**-0.5,
             rope_pairing=index.pairing,
+            gate_proj=weights.matrix(f"{prefix}index_kpool_compress_gate") if pooled else None,
+            pooling=Pooling(weights.vector(bias), index.head_dim, index.pool) if pooled else None,
         )
 
 
@@ -238,5 +255,5 @@ class BoundLatentAttention(BoundSublayer):
         """See `BoundSublayer.step`."""
         layer, top_k = self.layer, self.layer.top_k
         rope = step.no_rope() if self.rope is None else step.rope(self.rope)
-        selected = None if top_k is None else step.selection(top_k)
+        selected = None if top_k is None else step.selection(top_k, layer.pool)
         step.kernels.latent_step(layer, x, step.batch, rope, self.cache, selected, y)
