@@ -10,9 +10,8 @@ from colibri.formats import Bytes
 _CHUNK = 1 << 20
 
 
-def crc32c(data: Bytes) -> int:
-    """The checksum of bytes `[n]`; that of `123456789` is 0xE3069283."""
-    checksum = 0
+def crc32c(data: Bytes, checksum: int = 0) -> int:
+    """The checksum of bytes `[n]`, behind others of `checksum`; of `123456789` it is 0xE3069283."""
     for start in range(0, data.size, _CHUNK):
         checksum = google_crc32c.extend(checksum, data[start : start + _CHUNK].tobytes())
     return checksum

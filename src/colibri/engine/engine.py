@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.engine.archive import Archive
 from colibri.engine.constraint import ConstraintFactory, ConstraintSpec
 from colibri.engine.forward import Cancelled, Draft, ForwardModel, Progress, Routes, StatePool
 from colibri.engine.generation import Generation, Ids, Inbox
@@ -48,6 +49,7 @@ class Engine:
         limits: what it may do.
         constraints: builds what restricts a reply, where anything does.
         clock: seconds.
+        archive: keeps conversations on disk, if given.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Engine:
         limits: EngineLimits,
         constraints: ConstraintFactory | None = None,
         clock: Callable[[], float] = perf_counter,
+        archive: Archive | None = None,
     ) -> None:
         self.limits = limits
         self._model, self._pool, self._counts = model, pool, counts
-        self._constraints, self._clock = constraints, clock
-        self._scheduler = Scheduler(model, pool, limits, counts, self._book, clock)
+        self._constraints, self._clock, self._archive = constraints, clock, archive
+        self._scheduler = Scheduler(model, pool, limits, counts, self._book, clock, archive)
         self._numbers = count()
         self._turn = threading.Lock()
         self._holder: int | None = None
@@ -74,13 +77,19 @@ class Engine:
     def open_session(self) -> Session:
         """A session to pass to `generate` again and again; close it to give its blocks back."""
         self._check_open()
-        session = Session(self._model, self._pool.open_state())
+        state, archive = self._pool.open_state(), self._archive
+        session = Session(self._model, state, *(() if archive is None else (archive.wait,)))
         self._sessions.add(session)
         return session
 
     def close(self) -> None:
-        """End what is running, between two layers, and every session; the model may go then."""
+        """End what is running, between two layers, and every session; the model may go then.
+
+        What is kept on disk is written first.
+        """
         self._closed = True
+        if self._archive is not None:
+            self._archive.close()
         for session in self._all_sessions():
             session.close()
 
@@ -158,9 +167,10 @@ class Engine:
             RequestError, ContextLengthError: as `submit`.
         """
         inbox = Inbox(None if progress is None else _progress(progress))
+        shared = self._archive is not None  # what is kept is there to be used
         held = None if constraint is None else dict(constraint)
         request = GenerateRequest(prompt=tuple(self.checked(ids)), params=params, constraint=held)
-        task = self._task(request, Listener(inbox.tell, inbox.fail), None, session, False)
+        task = self._task(request, Listener(inbox.tell, inbox.fail), None, session, shared)
         return Generation(task, self._drive(task, inbox, cancelled), self._memory)
 
     def _drive(self, task: Task, inbox: Inbox, cancelled: Cancelled) -> Ids:
@@ -278,6 +288,7 @@ class Engine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_prefixes=len(scheduler.prefixes),
+            num_unsaved=0 if self._archive is None else self._archive.num_saving,
             kv_blocks=pool.num_blocks,
             kv_free_blocks=pool.num_free,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
@@ -52,6 +52,12 @@ class SequenceState(Protocol):
 
     def fork(self, length: int) -> Self:
         """Another sequence with the first `reachable(length)` positions; raises BudgetError."""
+
+    def block(self, index: int) -> NDArray[np.uint8]:
+        """What is kept of positions `64 * index` to `64 * index + 63`, to read and write."""
+
+    def cells(self) -> Mapping[int, NDArray[np.uint8] | None]:
+        """The lengths that the state can go on from exactly, and its cell there, if it has one."""
 
     def close(self) -> None:
         """Give back everything."""

@@ -69,6 +69,7 @@ class Metrics:
         num_running: replies being computed now.
         num_waiting: requests whose turn has not come.
         num_prefixes: conversations whose state is kept for what may follow.
+        num_unsaved: those of them that are not on disk yet, where they are to be.
         kv_blocks: blocks of attention state, each of 64 positions.
         kv_free_blocks: those that hold nothing.
         rss_bytes: memory of the process now.
@@ -89,6 +90,7 @@ class Metrics:
     num_running: int = 0
     num_waiting: int = 0
     num_prefixes: int = 0
+    num_unsaved: int = 0
     kv_blocks: int = 0
     kv_free_blocks: int = 0
     rss_bytes: int = 0

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.engine.archive import Archive
 from colibri.engine.session import Session
 from colibri.errors import BudgetError
+from colibri.kv import common_length
 
 
 class Prefixes:
@@ -16,10 +18,11 @@ class Prefixes:
 
     Args:
         open_session: an empty session.
+        archive: keeps them on disk too, if given.
     """
 
-    def __init__(self, open_session: Callable[[], Session]) -> None:
-        self._open_session = open_session
+    def __init__(self, open_session: Callable[[], Session], archive: Archive | None = None) -> None:
+        self._open_session, self._archive = open_session, archive
         self._idle: dict[Session, NDArray[np.int32]] = {}  # with their ids `[T]`
 
     def __len__(self) -> int:
@@ -43,6 +46,13 @@ class Prefixes:
         candidates = dict(self._idle) if idle else {}
         candidates |= {s: np.asarray(s.ids, np.int32) for s in running}
         donor, length = _longest(ids[:-1], candidates)
+        if idle and self._archive is not None:
+            session = self._open_session()
+            if self.read_back(session, ids, length):
+                return session
+            session.close()
+            if donor is not None and donor.is_closed:  # it made room, in vain
+                donor = None
         if donor is None:
             return self._open_session()
         kept = self._idle.pop(donor, None)
@@ -77,14 +87,49 @@ class Prefixes:
         """Its request has ended: others may use what it holds."""
         if session.position:
             self._idle[session] = np.asarray(session.ids, np.int32)
+            self.write_down(session)
         else:
             session.close()
 
+    def write_down(self, session: Session) -> None:
+        """Keep on disk what it holds, where anything is kept."""
+        if self._archive is not None and not session.is_closed:
+            self._archive.save(session)
+
+    def read_back(self, session: Session, ids: NDArray[np.int32], length: int) -> bool:
+        """Fill a session from the disk where that holds more than `length` of `ids`, not all."""
+        archive = self._archive
+        while archive is not None and (stored := archive.find(ids[:-1])) is not None:
+            if stored.length <= length or not self._make_room(session, stored.length):
+                return False
+            if archive.load(stored, session, ids):
+                return True
+        return False
+
+    def _make_room(self, session: Session, length: int) -> bool:
+        """Empty it, then give it blocks for so many positions."""
+        session.rewind(0)
+        while True:
+            try:
+                session.begin(length)
+            except BudgetError:
+                if not self.evict():
+                    return False
+            else:
+                return True
+
     def evict(self) -> bool:
-        """Give up the least recently used; False where there is none."""
-        oldest = next(iter(self._idle), None)
+        """Give up the least recently used; False where there is none.
+
+        What is still being written to disk comes last, and is waited for.
+        """
+        archive = self._archive
+        written = (s for s in self._idle if archive is None or not archive.is_saving(s))
+        oldest = next(written, None) or next(iter(self._idle), None)
         if oldest is None:
             return False
+        if archive is not None:
+            archive.wait(oldest)
         del self._idle[oldest]
         oldest.close()
         return True
@@ -100,10 +145,3 @@ def _longest(
         if length > best[1]:
             best = session, length
     return best
-
-
-def common_length(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    """With how many equal ids both begin."""
-    shorter = min(len(first), len(second))
-    differing = np.flatnonzero(first[:shorter] != second[:shorter])
-    return int(differing[0]) if differing.size else shorter

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.engine.archive import Archive
 from colibri.engine.forecast import PassForecast
 from colibri.engine.forward import ForwardModel, StatePool
 from colibri.engine.limits import EngineLimits
@@ -36,6 +37,7 @@ class Scheduler:
         counts: expert traffic since the start.
         booked: called with each task that is over.
         clock: seconds.
+        archive: keeps prefixes on disk too, if given.
 
     Attributes:
         poll: called before each pass and between layers; it may call `cancel`.
@@ -50,6 +52,7 @@ class Scheduler:
         counts: Callable[[], ExpertCounts],
         booked: Callable[[Task], None] = lambda _task: None,
         clock: Callable[[], float] = perf_counter,
+        archive: Archive | None = None,
     ) -> None:
         self.limits, self.poll = limits, _nothing
         self._model, self._pool, self._counts = model, pool, counts
@@ -61,7 +64,7 @@ class Scheduler:
         self._leaving: list[Choice] = []  # of the pass, since the model asked last
         self._forecast = PassForecast()
         self._usual_s = 1.0  # what a request takes, waiting included
-        self.prefixes = Prefixes(self._open_session)
+        self.prefixes = Prefixes(self._open_session, archive)
 
     @property
     def sessions(self) -> list[Session]:
@@ -158,7 +161,8 @@ class Scheduler:
         """Give it the state that it begins with."""
         task = choice.task
         if task.session is not None and choice.session is None:
-            task.session.rewind_to_prefix_of(task.prompt.tolist())
+            kept = task.session.rewind_to_prefix_of(task.prompt.tolist())
+            self.prefixes.read_back(task.session, task.prompt, kept)
             choice.session = task.session
         elif choice.session is None:
             mine = [c.session for c in task.choices if c.session is not None]
@@ -284,9 +288,11 @@ class Scheduler:
 
     def _give_back(self, choice: Choice) -> None:
         session, choice.session = choice.session, None
-        if session is None or session is choice.task.session:
+        if session is None:
             return
-        if choice.task.shared and not session.is_closed:
+        if session is choice.task.session:
+            self.prefixes.write_down(session)
+        elif choice.task.shared and not session.is_closed:
             self.prefixes.keep(session)
         else:
             session.close()

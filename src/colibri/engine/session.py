@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,15 +20,24 @@ class Session:
 
     Attributes:
         state: what the model keeps of the ids.
-        lock: held during a pass, so that nobody gives blocks back in the middle of one.
+        lock: held during a pass and while blocks are given back, so that neither happens in the
+            middle of the other, nor while somebody else reads the state.
+        times_rewound: how often it has forgotten positions.
     """
 
-    def __init__(self, model: ForwardModel, state: SequenceState) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: ForwardModel,
+        state: SequenceState,
+        closing: Callable[[Session], None] = lambda _session: None,
+    ) -> None:
+        """`closing` is called before the blocks are given back."""
+        self._model, self._closing = model, closing
         self.state = state
         self._ids: list[int] = []
         self._closed = False
         self.lock = threading.Lock()
+        self.times_rewound = 0
 
     @property
     def ids(self) -> Sequence[int]:
@@ -78,13 +87,16 @@ class Session:
         self._ids.extend(ids.tolist())
 
     def roll_back(self) -> None:
-        """A pass has not ended: what it wrote is forgotten."""
+        """A pass has not ended: what it wrote is forgotten. The lock is held."""
+        self.times_rewound += 1
         del self._ids[self.state.truncate(self.position) :]
 
     def rewind(self, length: int) -> None:
         """Forget everything from position `length` on; a recurrent model may forget more."""
         if length < self.position:
-            del self._ids[self.state.truncate(length) :]
+            with self.lock:
+                self.times_rewound += 1
+                del self._ids[self.state.truncate(length) :]
 
     def fork(self, length: int) -> Session:
         """Another session that begins with the first `length` ids, or fewer if recurrent.
@@ -127,6 +139,7 @@ class Session:
 
     def close(self) -> None:
         """Wait for a pass that is running, then give the blocks back; closing twice is fine."""
+        self._closing(self)
         with self.lock:
             if not self._closed:
                 self._closed = True

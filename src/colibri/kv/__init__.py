@@ -3,6 +3,7 @@
 from colibri.kv.pool import KVPool, LayerState
 from colibri.kv.shape import KVFormat, Plane, StateShape, block_nbytes, cell_nbytes
 from colibri.kv.state import MOST_SNAPSHOTS, KVState
+from colibri.kv.stored import Stored, StoredStates, common_length
 
 __all__ = [
     "MOST_SNAPSHOTS",
@@ -12,6 +13,9 @@ __all__ = [
     "LayerState",
     "Plane",
     "StateShape",
+    "Stored",
+    "StoredStates",
     "block_nbytes",
     "cell_nbytes",
+    "common_length",
 ]

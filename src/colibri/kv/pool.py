@@ -133,7 +133,7 @@ class KVPool:
 
     def copy(self, source: int, target: int) -> None:
         """Copy what a block holds."""
-        self._block(target)[:] = self._block(source)
+        self.block(target)[:] = self.block(source)
 
     def allocate_cell(self) -> int | None:
         """A free cell, None where there is none; what it holds is unspecified."""
@@ -145,21 +145,23 @@ class KVPool:
 
     def clear_cell(self, cell: int) -> None:
         """Zeros: the state before the first position."""
-        self._cell(cell)[:] = 0
+        self.cell(cell)[:] = 0
 
     def copy_cell(self, source: int, target: int) -> None:
         """Copy what a cell holds."""
-        self._cell(target)[:] = self._cell(source)
+        self.cell(target)[:] = self.cell(source)
 
     def close(self) -> None:
         """Give the memory back. Arrays that look at it stay valid and read zeros."""
         self._blocks.close()
         self._cells.close()
 
-    def _block(self, number: int) -> Bytes:
+    def block(self, number: int) -> Bytes:
+        """What a block holds, to read and write."""
         start = number * self.block_nbytes
         return self._blocks.data[start : start + self.block_nbytes]
 
-    def _cell(self, number: int) -> Bytes:
+    def cell(self, number: int) -> Bytes:
+        """What a cell holds, to read and write."""
         start = number * self.cell_nbytes
         return self._cells.data[start : start + self.cell_nbytes]

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from colibri.errors import BudgetError, ContextLengthError
+from colibri.formats import Bytes
 from colibri.kernels.api import KV_BLOCK, Ints
 
 NO_CELL = -1
@@ -55,6 +56,12 @@ class Blocks(Protocol):
 
     def copy_cell(self, source: int, target: int) -> None:
         """Copy what a cell holds."""
+
+    def block(self, number: int) -> Bytes:
+        """What a block holds."""
+
+    def cell(self, number: int) -> Bytes:
+        """What a cell holds."""
 
 
 class KVState:
@@ -160,6 +167,17 @@ class KVState:
         self._pool.release(dropped)
         self._restore(length)
         return length
+
+    def block(self, index: int) -> Bytes:
+        """What is kept of positions `64 * index` to `64 * index + 63`, to read and write."""
+        return self._pool.block(self._blocks[index])
+
+    def cells(self) -> dict[int, Bytes | None]:
+        """The lengths that the state can go on from exactly, and its cell there, if it has one."""
+        if self._cell == NO_CELL:
+            return {self._length: None}
+        kept = {**self._snapshots, self._length: self._cell}
+        return {length: self._pool.cell(cell) for length, cell in kept.items()}
 
     def fork(self, length: int) -> KVState:
         """Another sequence with the first `reachable(length)` positions.

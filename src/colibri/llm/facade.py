@@ -18,6 +18,7 @@ from colibri.engine.limits import EngineLimits
 from colibri.engine.metrics import ExpertCounts, Metrics
 from colibri.engine.session import Session
 from colibri.errors import RequestError, TextError
+from colibri.llm.archives import open_archive
 from colibri.llm.completion import Completion, ReplyText, Stream
 from colibri.llm.heat_keeper import HeatKeeper
 from colibri.llm.inspection import inspected
@@ -65,7 +66,10 @@ class LLM:
         constraints = None
         if prepared.tokenizer is not None:
             constraints = Constraints(prepared.tokenizer, limits.vocab_size, limits.eos_ids)
-        self._engine = Engine(runner, model.kv, _counts_of(model), limits, constraints)
+        self._notes: list[str] = []
+        archive = open_archive(prepared, model, self._notes.append)
+        counts = _counts_of(model)
+        self._engine = Engine(runner, model.kv, counts, limits, constraints, archive=archive)
 
     @classmethod
     def open(
@@ -257,7 +261,7 @@ class LLM:
     @property
     def notes(self) -> tuple[str, ...]:
         """What did not work and does no harm, such as a heat file that cannot be written."""
-        return () if self._heat is None else self._heat.notes
+        return (*self._notes, *(() if self._heat is None else self._heat.notes))
 
     def plan(self) -> Plan:
         """How the memory budget was divided."""

@@ -17,7 +17,7 @@ def open_usage(description: Description) -> Usage:
     experts = description.experts
     return Usage(
         description.checkpoint.directory,
-        _identity(description),
+        model_identity(description),
         [layout.layer for layout in experts.layers],
         experts.file.shape[1],
     )
@@ -25,10 +25,10 @@ def open_usage(description: Description) -> Usage:
 
 def open_verdicts(description: Description, num_slots: int) -> Verdicts:
     """What earlier runs with as many slots found out about reading ahead."""
-    return Verdicts(description.checkpoint.directory, _identity(description), num_slots)
+    return Verdicts(description.checkpoint.directory, model_identity(description), num_slots)
 
 
-def _identity(description: Description) -> str:
+def model_identity(description: Description) -> str:
     """A name for the model that stays when its folder moves, and changes when its files do."""
     path = description.checkpoint.directory / "config.json"
     try:

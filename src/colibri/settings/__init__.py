@@ -123,6 +123,16 @@ class Settings:
         "SECONDS",
         "How long replies may wait for their next token while a prompt is read",
     )
+    session_dir: str | None = knob(
+        None,
+        parse_text,
+        "DIR",
+        "Keep the state of conversations there, for those that go on after a restart; by default "
+        "it is kept in memory only",
+    )
+    session_disk: int = knob(
+        16 << 30, parse_size, "SIZE", "What they may take there; the least recently used go first"
+    )
     threads: int | None = knob(
         None, parse_count, "N", "Threads of the native kernels; by default one a core"
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.engine.archive import Archive
 from colibri.engine.constraint import ConstraintFactory
 from colibri.engine.engine import Engine
 from colibri.engine.forward import Leaving, Routes
@@ -119,6 +120,7 @@ def make_engine(
     eos_ids: frozenset[int] = frozenset(),
     constraints: ConstraintFactory | None = None,
     clock: Callable[[], float] = perf_counter,
+    archive: Archive | None = None,
     **limits: Any,
 ) -> Engine:
     """An engine whose every pass asks for three experts and misses one of them."""
@@ -135,4 +137,4 @@ def make_engine(
         ram_budget_bytes=2**40,
         **limits,
     )
-    return Engine(model, model.kv, counts, allowed, constraints, clock)
+    return Engine(model, model.kv, counts, allowed, constraints, clock, archive)

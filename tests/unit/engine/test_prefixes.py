@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri.engine.prefixes import common_length
 from colibri.engine.request import SamplingParams
 from tests.examples import examples
 from tests.unit.engine.counter import CounterModel, make_engine
@@ -113,17 +111,6 @@ def test_what_is_not_shared_leaves_nothing() -> None:
     tokens = list(engine.generate(PROMPT, SAMPLED))
     assert (len(model.free), engine.metrics().num_prefixes) == (12, 0)
     assert tokens == alone(PROMPT)
-
-
-IDS = st.lists(st.integers(0, 2), max_size=12)
-
-
-@given(IDS, IDS)
-@settings(max_examples=examples(100))
-def test_common_length(first: list[int], second: list[int]) -> None:
-    found = common_length(np.asarray(first, np.int32), np.asarray(second, np.int32))
-    assert first[:found] == second[:found]
-    assert found in (len(first), len(second)) or first[found] != second[found]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 100)), min_size=1, max_size=6))
