@@ -14,6 +14,7 @@ from colibri.kernels.latent import LatentAttention, LatentCache
 from colibri.kernels.reference_heads import rotate
 from colibri.kernels.reference_latent import read_plane
 from colibri.kernels.reference_math import rms_norm, softmax
+from tests.examples import examples
 from tests.kernels.builders import (
     REFERENCE,
     assert_close,
@@ -44,7 +45,7 @@ LAYERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     options=LAYERS,
     rotated=st.booleans(),
@@ -148,7 +149,7 @@ INDEXERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     options=INDEXERS,
     fmt=st.sampled_from([F32, BF16]),

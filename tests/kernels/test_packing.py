@@ -20,6 +20,7 @@ from colibri.formats.packing import (
     item_nbytes,
 )
 from colibri.kernels import packing as native
+from tests.examples import examples
 
 shapes = st.tuples(st.integers(1, 30), st.integers(1, 150))
 seeds = st.integers(0, 2**32 - 1)
@@ -115,7 +116,7 @@ def test_items_are_widened_and_repeated(
 
 
 @pytest.mark.parametrize("fmt", PANELS, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(1, 30),
     st.integers(1, 20),
@@ -163,7 +164,7 @@ def test_nibbles_become_panels(
 
 
 @pytest.mark.parametrize("fmt", INTEGERS, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(shapes, st.sampled_from(FLOATS), hows, st.floats(-6, 4), seeds)
 def test_floats_are_rounded_as_the_format_rounds(
     fmt: IntegerFormat, shape: tuple[int, int], kind: int, how: str, size: float, seed: int

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from colibri.formats import Bytes, Floats
 from colibri.kernels.api import Batch, CellLayer, Kernels
 from colibri.kernels.recurrent_api import DeltaRule, ShortConv
+from tests.examples import examples
 from tests.kernels.builders import (
     REFERENCE,
     assert_close,
@@ -79,7 +80,7 @@ def conv_step(layer: ShortConv, x: Floats) -> Step:
     return step
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     channels=st.integers(1, 150),
     kernel=st.integers(1, 5),
@@ -148,7 +149,7 @@ def rule(key_heads: int, ratio: int, key_dim: int, value_dim: int, decay: Any) -
     return DeltaRule(key_heads, key_heads * ratio, key_dim, value_dim, key_dim**-0.5, decay)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     key_heads=st.integers(1, 3),
     ratio=st.integers(1, 3),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from colibri.formats import FORMATS, Floats
 from colibri.kernels.recurrent_api import Activation, DecayGate, GroupNorm, Projections
+from tests.examples import examples
 from tests.kernels.builders import (
     ERROR,
     REFERENCE,
@@ -31,7 +32,7 @@ def within(rng: np.random.Generator, rows: int, width: int) -> Floats:
     return wide[:, 2 : 2 + width]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     groups=st.integers(1, 5),
     width=st.integers(1, 70),
@@ -92,7 +93,7 @@ def test_activations_at_the_edges_and_everywhere(name: Activation) -> None:
         assert_same_bits(kernels.activate(name, many), native().activate(name, many))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     heads=st.integers(1, 9),
     width=st.integers(1, 40),

@@ -13,7 +13,7 @@ from colibri.kernels.api import Activations
 from colibri.kernels.cpus import num_threads
 from colibri.lab.pairs import LEAST_PAIRS
 
-Op = Literal["matrix", "moe_step", "attention"]
+Op = Literal["matrix", "moe_step", "attention", "latent"]
 OPS: tuple[Op, ...] = get_args(Op)
 LEAST_WORKING_SET = 1_000_000_000
 _MOST_OTHERS = 0.10  # share of processor time
@@ -70,7 +70,7 @@ class KernelBench:
         working_set_bytes: distinct weights that are gone through.
         turn_s: how long one contender's turn takes, roughly.
         peer: a driver of ggml, see benchmarks/README.md; None for no peer.
-        num_positions: length of the context for `attention`.
+        num_positions: length of the context for `attention` and `latent`.
     """
 
     ops: tuple[Op, ...] = OPS

@@ -12,6 +12,8 @@ from colibri.kernels.mapping import Mapping as MemoryMapping
 from colibri.lab.bench_attention import LIMITS as ATTENTION_LIMITS
 from colibri.lab.bench_attention import bench_attention
 from colibri.lab.bench_config import KernelBench
+from colibri.lab.bench_latent import LIMITS as LATENT_LIMITS
+from colibri.lab.bench_latent import bench_latent
 from colibri.lab.bench_matrix import bench_errors, bench_matrices, limits_of
 from colibri.lab.bench_moe import bench_experts, limits_of_experts
 from colibri.lab.bench_result import Measured, Progress, with_cells
@@ -95,6 +97,9 @@ class _Run:
         if "attention" in bench.ops:
             self._begin()
             yield from bench_attention(bench, self._kernels[Activations.FLOAT32])
+        if "latent" in bench.ops:
+            self._begin()
+            yield from bench_latent(bench, self._kernels[Activations.FLOAT32])
         self._progress(STAGE, self._total, self._total)
 
     def _weights(self, memory: MemoryMapping) -> Iterator[Measured]:
@@ -114,8 +119,8 @@ class _Run:
         matrices = sum(len(shape.matrices()) for shape, _ in bench.weights())
         matrices += len(list(bench.weights(errors_only=True)))
         experts = sum(shape.intermediate_size is not None for shape, _ in bench.weights())
-        counts: dict[str, int] = {"matrix": matrices, "moe_step": experts, "attention": 1}
-        return sum(counts[op] for op in bench.ops)
+        counts: dict[str, int] = {"matrix": matrices, "moe_step": experts}
+        return sum(counts.get(op, 1) for op in bench.ops)
 
 
 def _limits(bench: KernelBench) -> Limits:
@@ -125,10 +130,11 @@ def _limits(bench: KernelBench) -> Limits:
         limits_of(shapes, max(bench.num_tokens)),
         limits_of_experts(list(bench.shapes)),
         ATTENTION_LIMITS,
+        LATENT_LIMITS,
     ]
     values: dict[str, Any] = {
         name: max(getattr(limits, name) for limits in needed)
         for name in Limits.__dataclass_fields__
-        if name != "latent"  # no layer of the bench has any
+        if name != "latent"
     }
-    return Limits(**values)
+    return Limits(**values, latent=LATENT_LIMITS.latent)

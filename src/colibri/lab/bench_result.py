@@ -19,7 +19,7 @@ class Result:
     """A figure of `coli bench kernels`; None where something does not apply.
 
     Attributes:
-        op: matrix, moe_step or attention.
+        op: matrix, moe_step, attention or latent (attention).
         shape: whose shape it is; None for a cell, the geometric mean over all shapes.
         format: of weights, or of keys and values.
         activations: how inputs are coded.

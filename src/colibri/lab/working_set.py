@@ -166,7 +166,7 @@ class DistinctExperts:
         panels = [p.format.panel_nbytes(p.columns) for p in layout.parts]
         for index in range(self.count):
             gate, up, down = (_turned(b, p, index) for b, p in zip(bases, panels, strict=True))
-            layout.assemble(gate, up, down, memory[index * self.stride :][: self.stride])
+            layout.assemble(gate, up, down, out=memory[index * self.stride :][: self.stride])
         starts = np.arange(self.count, dtype=np.int64) * self.stride
         self.offsets = starts[:, None] + np.array(layout.offsets, np.int64)
 

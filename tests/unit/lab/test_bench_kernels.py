@@ -51,8 +51,8 @@ def test_a_whole_bench() -> None:
         (n, *shape) for n in (1, 4) for shape in ((64, 128), (128, 64))
     }
     assert len(matrices) == 12
-    assert {row["op"] for row in results} == {"matrix", "moe_step", "attention"}
-    assert stages[-1] == (8, 8)
+    assert {row["op"] for row in results} == {"matrix", "moe_step", "attention", "latent"}
+    assert stages[-1] == (9, 9)
 
 
 def test_values_make_sense() -> None:
