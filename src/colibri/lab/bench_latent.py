@@ -34,9 +34,13 @@ def _steps(kernels: BenchKernels, pool: KVPool, num_layers: int) -> list[Callabl
     layer, batch, rope = _layer(), last_position(pool), unturned(_ROPE_DIM)
     x = gaussian(np.random.default_rng(0), 1, _HIDDEN)
     y = np.zeros_like(x)
-    caches = [LatentCache(*pool.layer(index).planes) for index in range(num_layers)]
     step = partial(kernels.latent_step, layer, x, batch, rope)
-    return [partial(step, cache, None, y) for cache in caches]
+    return [partial(step, _cache(pool, index), None, y) for index in range(num_layers)]
+
+
+def _cache(pool: KVPool, layer: int) -> LatentCache:
+    latent, rope_key = pool.layer(layer).planes
+    return LatentCache(latent, rope_key)
 
 
 def _layer() -> LatentAttention:
