@@ -131,7 +131,8 @@ def _with_knobs(function: Command, names: Sequence[str], notice: bool = True) ->
             settings = Settings.resolve(None, flag, **given)
             if "settings" in parameters:
                 values["settings"] = settings
-            if notice and "model" in names and uses_bundled(settings):
+            loads = "model" in names and values.get("attach") is None
+            if notice and loads and uses_bundled(settings):
                 print(NOTICE, file=sys.stderr, flush=True)
             function(**values)
 

@@ -121,10 +121,10 @@ class Stream:
             shown.append(rest)
         yield Chunk(rest, (), generation.finish_reason)
 
-    def close(self) -> None:
+    def close(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End the reply here; what it borrowed is given back."""
+        self._generation.close(reason)
         self._chunks.close()
-        self._generation.close()
 
     @property
     def completion(self) -> Completion:

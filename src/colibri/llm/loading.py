@@ -28,6 +28,7 @@ from colibri.models.plan import Plan, plan_model
 from colibri.settings import Settings
 from colibri.spans import Spans
 from colibri.text import ChatTemplate, Tokenizer
+from colibri.text.dialects import Dialect, find_dialect
 from colibri.units import format_bytes
 
 LoadProgress = Callable[[str, int, int], None]  # stage, done, total
@@ -63,6 +64,12 @@ class Prepared:
         own = token_ids(self.config.eos_token_id, f"{self.directory}/config.json: eos_token_id")
         text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
         return own | self.defaults.eos_ids | text
+
+    @property
+    def dialect(self) -> Dialect:
+        """How replies spell reasoning and tool calls."""
+        sources = () if self.template is None else self.template.sources.values()
+        return find_dialect(sources, self.description.blueprint.family.dialect)
 
     @property
     def lossy(self) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from colibri.engine.metrics import Metrics
 from colibri.engine.request import FinishReason, GenerateRequest
 from colibri.engine.service import Reply
 from colibri.server.prompts import Prompt
-from colibri.text import Detokenizer, StopStrings, Tokenizer
-from colibri.text.dialects import Channel, Event, ReplyParser, TextDelta, ToolCall
+from colibri.text import Tokenizer
+from colibri.text.dialects import Event, ToolCall
+from colibri.text.reply import ReplyReader
 
 
 class EndReason(StrEnum):
@@ -92,65 +93,11 @@ class Ask:
     stop: tuple[str, ...] = ()
 
 
-class ReplyText:
-    """From token ids of one reply to its events."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: tuple[str, ...]) -> None:
-        self._parser: ReplyParser | None = None
-        keep = frozenset[int]()
-        if prompt.dialect is not None:
-            self._parser = ReplyParser(prompt.dialect, prompt.tools, prompt=prompt.tail)
-            keep = tokenizer.ids_within(prompt.dialect.markers)
-        self._detokenizer = Detokenizer(tokenizer, keep=keep)
-        self._stops = StopStrings(stop)
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that was found."""
-        return self._stops.matched
-
-    @property
-    def is_content(self) -> bool:
-        """Whether what comes next is content."""
-        return self._parser is None or self._parser.is_content
-
-    def push(self, token: int) -> list[Event]:
-        """Events that a token makes certain."""
-        return self._cut(self._parsed(self._detokenizer.push(token)))
-
-    def finish(self) -> list[Event]:
-        """What was held back."""
-        if self.matched is not None:
-            return []
-        events = self._parsed(self._detokenizer.finish())
-        events += [] if self._parser is None else self._parser.finish()
-        return self._cut(events) + _text(self._stops.finish())
-
-    def _parsed(self, text: str) -> list[Event]:
-        return _text(text) if self._parser is None else self._parser.push(text)
-
-    def _cut(self, events: list[Event]) -> list[Event]:
-        """The events before the first stop string."""
-        shown: list[Event] = []
-        for event in events:
-            if self.matched is not None:
-                break
-            if isinstance(event, TextDelta) and event.channel is Channel.CONTENT:
-                shown += _text(self._stops.push(event.text)[0])
-            else:
-                shown += [*_text(self._stops.finish()), event]
-        return shown
-
-
-def _text(text: str) -> list[Event]:
-    return [TextDelta(Channel.CONTENT, text)] if text else []
-
-
 @dataclass
 class _Choice:
     """One of the replies that are being made."""
 
-    text: ReplyText | None
+    text: ReplyReader | None
     num_tokens: int = 0
     num_reasoning: int = 0
     has_calls: bool = False
@@ -171,7 +118,15 @@ class Replies:
     def _new_choice(self) -> _Choice:
         if self._tokenizer is None:
             return _Choice(None)
-        return _Choice(ReplyText(self._tokenizer, self.ask.prompt, self.ask.stop))
+        prompt = self.ask.prompt
+        reader = ReplyReader(
+            self._tokenizer,
+            prompt.dialect,
+            tools=prompt.tools,
+            prompt=prompt.tail,
+            stop=self.ask.stop,
+        )
+        return _Choice(reader)
 
     async def outputs(self) -> AsyncIterator[Output]:
         """What there is to tell, in order; `Totals` is the last."""
@@ -212,7 +167,7 @@ class Replies:
         if choice.text is None or token in self.params.stop_ids:
             return []
         choice.num_reasoning += not choice.text.is_content
-        return choice.text.push(token) if choice.text.matched is None else []
+        return choice.text.push(token)
 
     def _note(self, choice: _Choice, token: int, found: Logprobs) -> None:
         """Keep a log probability for the next delta; only content has them."""

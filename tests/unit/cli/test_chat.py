@@ -1,9 +1,23 @@
+import json
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from colibri.cli.main import app
 from tests.unit.cli.conftest import Coli
-from tests.unit.llm.fakes import ASSISTANT, EOS, FakeModel, write_tokenizer
+from tests.unit.llm.fakes import (
+    ASSISTANT,
+    END_THINK,
+    EOS,
+    THINK,
+    FakeModel,
+    write_tokenizer,
+)
+from tests.unit.server.scripted import running, write_model
 
 
 def echo(model: FakeModel) -> None:
@@ -104,3 +118,95 @@ def test_it_says_how_to_leave_and_confirms(coli: Coli) -> None:
     assert result.stderr.count("A new conversation begins") == 3
     assert result.stdout == "1\n"
     assert coli("chat", stdin="exit\nhi\n").stdout == ""
+
+
+def test_retry_answers_again(coli: Coli) -> None:
+    coli.prepare = echo
+    result = coli("chat", stdin="/retry\nhi\nyou\n/retry\nmore\n")
+    assert result.stdout == "1\n2\n2\n3\n"
+    assert "nothing to answer again" in result.stderr
+
+
+def test_conversations_are_saved_and_go_on(coli: Coli, tmp_path: Path) -> None:
+    coli.prepare = echo
+    file = tmp_path / "talk.json"
+    coli("chat", "--system", "be kind", stdin=f"hi\n/save {file}\n")
+    kept = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in kept] == ["system", "user", "assistant"]
+    result = coli(
+        "chat", stdin=f"/load {file}\nyou\n/reset\nhi\n/load {tmp_path / 'none'}\n/save\n"
+    )
+    assert result.stdout == "2\n1\n"
+    assert "3 messages goes on" in result.stderr
+    assert "none" in result.stderr
+    assert "needs the name" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"messages": [1]}', '{"messages": [{}]}'])
+def test_files_that_hold_no_conversation(coli: Coli, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text(text)
+    assert "holds no conversation" in coli("chat", stdin=f"/load {file}\n").stderr
+
+
+def test_parameters(coli: Coli) -> None:
+    result = coli(
+        "chat",
+        stdin="/set top_k 5\n/set\n/set top_k\n/set top_p 3\n/set heat 1\n/set reasoning no\n",
+    )
+    assert "top_k 5" in result.stderr
+    for told in ("top_p is 3", "unknown argument heat", "reasoning is 'no'"):
+        assert told in result.stderr
+
+
+def test_tokens_and_stats(coli: Coli) -> None:
+    coli.prepare = echo
+    result = coli("chat", stdin="/tokens\nhi\n/tokens\n/stats\n")
+    assert "0 of 256 tokens" in result.stderr
+    assert "8 of 256 tokens" in result.stderr
+    assert "1 answers, 2 tokens" in result.stderr
+
+
+def test_reasoning_is_no_part_of_the_answer(coli: Coli, tmp_path: Path) -> None:
+    def prepare(model: FakeModel) -> None:
+        model.says([THINK, *b"hm", END_THINK, *b"\nyes"], 5)
+
+    coli.prepare = prepare
+    file = tmp_path / "talk.json"
+    result = coli("chat", stdin=f"hi\n/save {file}\n")
+    assert result.stdout == "yes\n"
+    assert json.loads(file.read_text())["messages"][1]["reasoning_content"] == "hm"
+
+
+def test_stop_strings_end_an_answer(coli: Coli) -> None:
+    coli.prepare = lambda model: model.says("one two", 5)
+    result = coli("chat", "--stop", "two", stdin="hi\n")
+    assert result.stdout == "one \n"
+    assert "(stop)" in result.stderr
+
+
+def test_a_server_answers(tmp_path: Path) -> None:
+    with running(write_model(tmp_path / "scripted")) as server:
+        server.service.replies = ["<think>hm</think>one", "two"]
+        result = CliRunner().invoke(
+            app,
+            ["chat", "--attach", server.url, "--temperature", "0.5", "--system", "S"],
+            input="hi\nyou\n/tokens\n/stats\n" + "x" * 600 + "\n",
+        )
+        assert (result.exit_code, result.stdout) == (0, "one\ntwo\n"), result.output
+        assert server.service.requests[0].params.temperature == 0.5
+    for told in (
+        "scripted at http",
+        "of 512 tokens",
+        "2 answers",
+        "too many",
+        "tokens (stop) from",
+    ):
+        assert told in result.stderr
+    assert "no model named" not in result.stderr
+
+
+def test_nobody_answers() -> None:
+    result = CliRunner().invoke(app, ["chat", "--attach", "127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "127.0.0.1:9 does not answer" in result.stderr

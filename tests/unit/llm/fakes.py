@@ -78,6 +78,7 @@ class FakeModel(CounterModel):
     def __init__(self) -> None:
         super().__init__()
         self.store = FakeStore(self)
+        self.tables = ()
         self.prefetcher = SimpleNamespace(stats=LookaheadStats())
         self.closed = 0
 
@@ -126,7 +127,7 @@ def make_llm(
             Any,
             SimpleNamespace(
                 checkpoint=SimpleNamespace(directory=directory),
-                blueprint=SimpleNamespace(config=config),
+                blueprint=SimpleNamespace(config=config, family=SimpleNamespace(dialect=None)),
                 rounded={},
             ),
         ),

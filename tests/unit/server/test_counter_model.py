@@ -23,7 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("counter")
     model = write_counter(folder / "scripted")
     made = Served(
-        "--model", str(model), "--cache-dir", str(folder), "--context-length", "256",
+        "--model", str(model), "--cache-dir", str(folder), "--context-length", "512",
         "--served-name", "scripted", "--expert-slots", "50%",
     )  # fmt: skip
     made.wait_for("scripted is ready")
@@ -90,12 +90,14 @@ def test_openai(served: Served) -> None:
         shaped = client.chat.completions.create(**options, response_format=schema)
         assert json.loads(shaped.choices[0].message.content or "") == [1]
         named: Any = {"type": "function", "function": {"name": "weather"}}
-        called = client.chat.completions.create(**options, tools=tools, tool_choice=named)
+        called = client.chat.completions.create(
+            **options, tools=tools, tool_choice=named, parallel_tool_calls=False
+        )
         function: Any = (called.choices[0].message.tool_calls or [])[0]
         assert json.loads(function.function.arguments) == {"city": "Oslo"}
         with pytest.raises(openai.BadRequestError, match="context") as caught:
             client.chat.completions.create(
-                model="scripted", messages=[{"role": "user", "content": "x" * 300}], stream=True
+                model="scripted", messages=[{"role": "user", "content": "x" * 600}], stream=True
             )
         assert caught.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="temperature"):

@@ -1,0 +1,157 @@
+"""`coli chat --attach URL`: a server answers, this one's or another that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from colibri.cli.chat_partners import Cancelled, Messages
+from colibri.errors import ContextLengthError, RequestError
+
+if TYPE_CHECKING:
+    from colibri.text.dialects import Event
+
+_LOOK_S = 0.1  # how often Ctrl-C is looked for
+_CONNECT_S = 10.0
+
+
+class AttachedPartner:
+    """See `Partner`. Leaving an answer closes the connection, which cancels it there."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """Connect, and ask what is served.
+
+        Raises:
+            RequestError: nobody answers there, or not as a server.
+        """
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise RequestError(f"--attach {url}: it must be an address such as http://HOST:8080")
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._host = parts.netloc
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self.name = str(self._json("GET", "/v1/models")["data"][0]["id"])
+        self.continues = False
+        self.footer = ""
+
+    def answer(
+        self, messages: Messages, sampling: Mapping[str, Any], cancelled: Cancelled
+    ) -> Iterator[Event]:
+        """See `Partner.answer`."""
+        given = {k: v for k, v in sampling.items() if v not in (None, False, [])}
+        body = {
+            "model": self.name,
+            "messages": [dict(message) for message in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **given,
+        }
+        connection = self._connection()
+        try:
+            response = self._ask(connection, "POST", "/v1/chat/completions", body)
+            yield from self._events(response, cancelled)
+        finally:
+            connection.close()
+
+    def _events(self, response: HTTPResponse, cancelled: Cancelled) -> Iterator[Event]:
+        from colibri.text.dialects import Channel, TextDelta
+
+        reason, usage = "cancelled", {"prompt_tokens": 0, "completion_tokens": 0}
+        for part in _parts(response, cancelled):
+            if "error" in part:
+                raise _error(part)
+            usage = part.get("usage") or usage
+            for choice in part["choices"]:
+                delta = choice["delta"]
+                reason = choice["finish_reason"] or reason
+                if delta.get("reasoning_content"):
+                    yield TextDelta(Channel.REASONING, delta["reasoning_content"])
+                if delta.get("content"):
+                    yield TextDelta(Channel.CONTENT, delta["content"])
+        self.footer = f"{usage['completion_tokens']} tokens ({reason}) from {self._host}"
+
+    def count(self, messages: Messages) -> str:
+        """See `Partner.count`."""
+        if not messages:
+            return "0 tokens"
+        told = self._json("POST", "/tokenize", {"messages": [dict(m) for m in messages]})
+        return f"{told['count']:,} of {told['max_model_len']:,} tokens"
+
+    def stats(self) -> str:
+        """See `Partner.stats`."""
+        engine = self._json("GET", "/stats")["engine"] or {}
+        return (
+            f"{engine.get('num_requests', 0)} answers, {engine.get('completion_tokens', 0):,} "
+            f"tokens, by all clients of {self._host}"
+        )
+
+    def _connection(self) -> HTTPConnection:
+        return self._kind(self._host, timeout=_CONNECT_S)
+
+    def _json(self, method: str, path: str, body: Any = None) -> Any:
+        connection = self._connection()
+        try:
+            return json.loads(self._ask(connection, method, path, body).read())
+        except ValueError as error:
+            raise RequestError(f"{self._host} does not answer as a server: {error}") from error
+        finally:
+            connection.close()
+
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self._headers}
+        try:
+            connection.request(method, self._base + path, data, headers)
+            if connection.sock is not None:
+                connection.sock.settimeout(None)  # a long prompt takes its time
+            response = connection.getresponse()
+        except (OSError, HTTPException) as error:
+            raise RequestError(f"{self._host} does not answer: {error}") from error
+        if response.status != 200:
+            raise _error(_read_json(response))
+        return response
+
+
+def _read_json(response: HTTPResponse) -> Any:
+    raw = response.read()
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return {"error": {"message": f"{response.status} {raw[:200].decode(errors='replace')}"}}
+
+
+def _error(told: Any) -> RequestError:
+    error = told.get("error") if isinstance(told, dict) else told
+    message = error.get("message") if isinstance(error, dict) else str(error)
+    long = isinstance(error, dict) and error.get("code") == "context_length_exceeded"
+    return (ContextLengthError if long else RequestError)(str(message))
+
+
+def _parts(response: HTTPResponse, cancelled: Cancelled) -> Iterator[Any]:
+    """The events of a stream; a thread waits for them, so that Ctrl-C need not."""
+    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            for line in response:
+                lines.put(line)
+        except (OSError, ValueError, HTTPException, AttributeError):
+            pass  # the connection was closed, here or there
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while not cancelled():
+        try:
+            line = lines.get(timeout=_LOOK_S)
+        except queue.Empty:
+            continue
+        if line is None:
+            return
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
