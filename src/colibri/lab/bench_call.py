@@ -18,11 +18,12 @@ from colibri.kernels.native import NativeKernels
 from colibri.lab.bench_config import why_too_busy
 from colibri.lab.bootstrap import interval, median
 from colibri.lab.envelope import Envelope
-from colibri.lab.machine import OtherLoad, machine_facts
+from colibri.lab.machine import machine_facts
 from colibri.lab.pairs import LEAST_PAIRS
 from colibri.llm import LLM
 from colibri.llm.loading import LoadProgress, prepare
 from colibri.llm.location import uses_bundled
+from colibri.memory.other_load import OtherLoad
 from colibri.models.family import Family
 from colibri.models.generate import generate, shape_config
 from colibri.models.registry import all_families

@@ -17,12 +17,13 @@ from colibri.lab.bench_model import Progress, with_model
 from colibri.lab.envelope import Envelope
 from colibri.lab.figure import Figure, device_bytes, files_bytes, why_no_measurement
 from colibri.lab.limits import DriveLimit
-from colibri.lab.machine import OtherLoad, machine_facts
+from colibri.lab.machine import machine_facts
 from colibri.lab.rig import reading_in_force
 from colibri.lab.stream_bench import StreamBench
 from colibri.llm.loading import Prepared, prepare
 from colibri.memory.devices import Reading, remember
 from colibri.memory.opening import is_measurable, reading_key
+from colibri.memory.other_load import OtherLoad
 from colibri.settings import Settings
 from colibri.units import format_bytes
 

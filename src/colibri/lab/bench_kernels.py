@@ -19,9 +19,10 @@ from colibri.lab.bench_moe import bench_experts, limits_of_experts
 from colibri.lab.bench_result import Measured, Progress, with_cells
 from colibri.lab.bootstrap import interval, median
 from colibri.lab.envelope import Envelope
-from colibri.lab.machine import OtherLoad, machine_facts
+from colibri.lab.machine import machine_facts
 from colibri.lab.peer import PeerLibrary
 from colibri.lab.working_set import BenchKernels, bench_kernels_of, touched
+from colibri.memory.other_load import OtherLoad
 from colibri.settings import Settings
 
 SCHEMA = "colibri.bench.kernels/1"

@@ -13,7 +13,6 @@ from colibri.memory.system import kilobyte_fields
 from colibri.units import parse_bytes
 
 _CPU_INFO, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
-_STAT = Path("/proc/stat")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -57,29 +56,3 @@ def load_average() -> float | None:
     with suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
     return None
-
-
-class OtherLoad:
-    """How much of the processors went to anybody else since this was made."""
-
-    def __init__(self, stat: Path = _STAT) -> None:
-        self._stat = stat
-        self._before = self._now()
-
-    def share(self) -> float | None:
-        """Busy time of others, and time stolen, over all time; None where it is not told."""
-        now = self._now()
-        if now is None or self._before is None:
-            return None
-        busy, total, own = (b - a for a, b in zip(self._before, now, strict=True))
-        return max(0.0, (busy - own) / total) if total > 0 else None
-
-    def _now(self) -> tuple[float, float, float] | None:
-        """Seconds busy and in all, of all processors, and those of this process."""
-        with suppress(OSError, ValueError, IndexError):
-            words = self._stat.read_text(encoding="ascii").splitlines()[0].split()[1:9]
-            ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
-            idle = ticks[3] + ticks[4]  # idle, and idle while a disk works
-            mine = os.times()
-            return sum(ticks) - idle, sum(ticks), mine.user + mine.system
-        return None

@@ -17,7 +17,7 @@ from colibri.lab.bootstrap import median
 from colibri.lab.envelope import Envelope
 from colibri.lab.figure import Figure, files_bytes, why_no_measurement
 from colibri.lab.limits import DriveLimit, MemoryLimit
-from colibri.lab.machine import OtherLoad, machine_facts
+from colibri.lab.machine import machine_facts
 from colibri.lab.pairs import LEAST_PAIRS
 from colibri.lab.rig import Rig, Stretch, reading_in_force, routed
 from colibri.lab.routed import RoutedKernels, Script
@@ -25,6 +25,7 @@ from colibri.lab.sim import misses
 from colibri.lab.synthetic import Routing, make_trace
 from colibri.lab.trace import Trace, read_trace
 from colibri.llm.loading import Prepared, prepare
+from colibri.memory.other_load import OtherLoad
 from colibri.settings import Settings
 
 SHARE = 0.25  # of the experts have slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from colibri.memory.measuring import LEAST_MODEL, Measurement, on_drive
 from colibri.memory.mirror import open_mirrors
 from colibri.memory.native_reader import NativeReader
 from colibri.memory.numa import find_placement, place
+from colibri.memory.other_load import OtherLoad
 from colibri.memory.policies import make_policy
 from colibri.memory.reader import ThreadReader
 from colibri.memory.reader_config import ReaderConfig
@@ -28,6 +30,8 @@ from colibri.memory.traced import TracedReader
 from colibri.spans import Spans
 
 _DEFAULT = ReaderConfig()
+_MOST_OTHERS = 0.2  # of the processors, while a drive is measured
+_log = logging.getLogger(__name__)
 _FIRST = np.zeros(1, np.int64)
 
 
@@ -97,7 +101,8 @@ def find_readings(
 ) -> list[Reading]:
     """How each drive is read: as remembered, else as measured now, in slots of `arena`.
 
-    Nothing is measured without a place to remember it, nor for models that are small.
+    Nothing is measured without a place to remember it, nor for models that are small. While others
+    are busy, a drive is read in the default way, and measured again next time.
     """
     everything = np.flatnonzero((index.file >= 0).any(axis=2))
     places = [(index, everything)]
@@ -110,8 +115,12 @@ def find_readings(
     for where, records in places:
         reading = known_reading(where, config.cache, records)
         if reading is None and config.cache is not None and is_measurable(where) and len(records):
+            load = OtherLoad()
             reading = Measurement(where, arena, make, records).find(Reading())
-            remember(config.cache, reading_key(where, records), reading)
+            if is_trusted(load.share()):
+                remember(config.cache, reading_key(where, records), reading)
+            else:
+                reading = Reading(bytes_per_s=reading.bytes_per_s)
         readings.append(reading or Reading())
     return readings
 
@@ -123,6 +132,14 @@ def known_reading(
     if cache is None or not is_measurable(index) or not len(records):
         return None
     return remembered(cache, reading_key(index, records))
+
+
+def is_trusted(others: float | None) -> bool:
+    """Whether a measurement counts, others having taken that much of the processors."""
+    if others is None or others <= _MOST_OTHERS:
+        return True
+    _log.info("how the drive is read best will be measured again: other programs were busy")
+    return False
 
 
 def is_measurable(index: ExpertIndex) -> bool:

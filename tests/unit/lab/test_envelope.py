@@ -65,14 +65,3 @@ def test_last_level_cache(tmp_path: Path) -> None:
         (folder / "size").write_text(f"{size}\n")
     assert machine.last_level_cache(tmp_path) == 32 << 20
     assert machine.last_level_cache(tmp_path / "nowhere") is None
-
-
-def test_other_load(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 0 1000 0 0 0 0 0 0\n")
-    load = machine.OtherLoad(stat)
-    stat.write_text("cpu  1100 0 0 2900 100 0 0 1000 0 0\n")  # of 40 s, 20 busy, 10 of them stolen
-    share = load.share()
-    assert share is not None
-    assert 0.4 < share <= 0.5
-    assert machine.OtherLoad(tmp_path / "nowhere").share() is None

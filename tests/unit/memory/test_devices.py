@@ -188,6 +188,11 @@ def test_a_model_is_measured_once(
     assert not cache.exists()  # too small to be measured
     monkeypatch.setattr(opening, "LEAST_MODEL", 1)
     arena = make_arena(records)
+    monkeypatch.setattr(opening.OtherLoad, "share", lambda load: 0.5)
+    (unsure,) = find_readings(index, arena, [], library(kind), config)
+    assert unsure == Reading(bytes_per_s=unsure.bytes_per_s)
+    assert known_reading(index, cache) is None  # others were busy
+    monkeypatch.setattr(opening.OtherLoad, "share", lambda load: None)
     first = find_readings(index, arena, [], library(kind), config)
     assert first[0].bytes_per_s > 0
     assert known_reading(index, cache) == first[0]
