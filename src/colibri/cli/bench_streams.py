@@ -24,7 +24,7 @@ _CAPTION = """\
 bar: the median reaches 0.97 of it, and the 90 % interval reaches it. device: bytes that the
 system read for this process; engine: bytes that it counted itself. Speeds and limits: --json."""
 
-_SETTINGS = ("model", "eviction", "prefetch", *KERNELS, *READING)
+_SETTINGS = ("model", "eviction", "prefetch", "profile", *KERNELS, *READING)
 
 FIGURE = Annotated[
     list[str] | None,

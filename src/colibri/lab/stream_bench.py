@@ -77,6 +77,7 @@ class Run:
         settings: those that the rigs start from; they name the model.
         prepared: that model, understood.
         sampled: every sample of every limit, by the name of its ceiling.
+        num_rigs: opened so far.
     """
 
     bench: StreamBench
@@ -84,6 +85,7 @@ class Run:
     progress: Progress
     prepared: Prepared
     sampled: dict[str, list[float]] = field(default_factory=dict)
+    num_rigs: int = 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -137,8 +139,17 @@ class Run:
 
     def rig(self, script: Script, **changes: Any) -> Rig:
         """A model under a script."""
+        self.num_rigs += 1
         wanted = {"expert_slots": SHARE, "context_length": self.context_length, **changes}
-        return Rig.open(self.settings, script, **wanted)
+        return Rig.open(self.settings, script, profile=self._profile, **wanted)
+
+    @property
+    def _profile(self) -> str | None:
+        """Where the newest rig writes its trace: the file that is named, then numbered ones."""
+        if self.settings.profile is None or self.num_rigs == 1:
+            return self.settings.profile
+        path = Path(self.settings.profile)
+        return str(path.with_stem(f"{path.stem}-{self.num_rigs}"))
 
     @property
     def context_length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +77,8 @@ class Worker:
             ColibriError: what opening it raised.
         """
         self._near, far = _START.Pipe()
-        options = (settings, ids, num_experts, group, mapped, drops, changes)
+        alone = replace(settings, profile=None)  # traces are of this process
+        options = (alone, ids, num_experts, group, mapped, drops, changes)
         self._process = _START.Process(target=_serve, args=(far, options), daemon=True)
         self._process.start()
         far.close()

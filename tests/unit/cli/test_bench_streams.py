@@ -64,6 +64,16 @@ def test_prompts_read_each_expert_once(tiny: Path, tmp_path: Path) -> None:
     assert row["value"] <= 1.0
 
 
+def test_a_profile_of_each_rig(tiny: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "trace.json"
+    figure = ["decode", "--figure", "hits_85", "--json", "--model", str(tiny), *FEW]
+    (row,) = rows_of(coli(tmp_path, *figure, "--profile", str(profile)))
+    assert row["engine_bytes"] > 0
+    for path in (profile, tmp_path / "trace-2.json"):
+        names = {event.get("name") for event in json.loads(path.read_text())}
+        assert {"forward", "moe_step", "attention_step"} <= names
+
+
 def test_a_drive_for_people(tiny: Path, tmp_path: Path) -> None:
     result = coli(tmp_path, "disk", "--model", str(tiny), "--pairs", "2")
     assert result.exit_code == NOT_A_MEASUREMENT
