@@ -2,9 +2,11 @@
 """Write a seeded random checkpoint of any family, shape and format, with a byte-level tokenizer.
 
     python tools/make_checkpoint.py DIR --family olmoe [--shape NAME] [--format int4-g64] [--seed 0]
+    python tools/make_checkpoint.py DIR --like gpt-oss-120b [--layers 4] [--experts 32]
 
-Coded formats become a container, float formats a Hugging Face checkpoint. A shape is a size: that
-of glm-5.2, whose own family Colibri does not run, is filled by a model of the default family.
+Coded formats become a container, float formats a Hugging Face checkpoint. A shape is a size for any
+family. `--like` takes family, sizes and storage of a published model: fp8 with block scales, mxfp4
+or packed int4, in the files' own spelling; `--layers` and `--experts` make it smaller.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from colibri.checkpoint.generate import SPELLINGS
 from colibri.errors import ColibriError
 from colibri.formats import FORMATS
 from colibri.models.generate import generate, shape_config, shape_names
+from colibri.models.published import published_model, published_models
 from colibri.models.registry import get_family
 from colibri.units import format_bytes, format_seconds
 
@@ -59,6 +62,10 @@ def _arguments() -> argparse.Namespace:
         help="sizes of the model; default: demo. glm-5.2 is a model of that size of the default "
         "family, not of its own",
     )
+    parser.add_argument(
+        "--like", choices=published_models(), help="a published model, in its own storage"
+    )
+    parser.add_argument("--experts", type=int, help="of a layer, instead of the model's own number")
     parser.add_argument("--format", default="int4-g64", choices=FORMATS, help="of the experts")
     parser.add_argument("--dense", default="bf16", choices=FORMATS, help="of dense matrices")
     parser.add_argument("--layers", type=int, help="instead of the shape's own number")
@@ -70,28 +77,49 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _shaped(args: argparse.Namespace, ticker: _Ticker) -> str:
+    """A shape filled by a model of any family; returns what was made."""
+    name = args.family or _FAMILY_OF_SHAPE.get(args.shape, _DEFAULT_FAMILY)
+    generate(
+        args.directory,
+        shape_config(get_family(name), args.shape, args.layers),
+        experts=args.format,
+        dense=args.dense,
+        seed=args.seed,
+        spelling=args.spelling,
+        shards=args.shards,
+        progress=ticker,
+    )
+    return f"{name}, {args.shape}, {args.format}"
+
+
+def _like(args: argparse.Namespace, ticker: _Ticker) -> str:
+    """A checkpoint like a published one; returns what was made."""
+    published = published_model(args.like)
+    generate(
+        args.directory,
+        published.sized(args.layers, args.experts),
+        experts=published.experts,
+        dense=published.dense,
+        published=True,
+        seed=args.seed,
+        shards=args.shards,
+        progress=ticker,
+    )
+    return f"{args.like}, {published.experts}, dense {published.dense}"
+
+
 def main() -> int:
     """Run the command; returns its exit code."""
     args = _arguments()
     ticker = _Ticker()
     try:
-        name = args.family or _FAMILY_OF_SHAPE.get(args.shape, _DEFAULT_FAMILY)
-        generate(
-            args.directory,
-            shape_config(get_family(name), args.shape, args.layers),
-            experts=args.format,
-            dense=args.dense,
-            seed=args.seed,
-            spelling=args.spelling,
-            shards=args.shards,
-            progress=ticker,
-        )
+        what = _like(args, ticker) if args.like else _shaped(args, ticker)
     except ColibriError as error:
         print(f"{_line_end()}{error}", file=sys.stderr)
         return error.exit_code
     elapsed = format_seconds(time.monotonic() - ticker.began)
-    made = f"{args.directory}: {name}, {args.shape}, {args.format}, {elapsed}"
-    print(f"{_line_end()}{made}", file=sys.stderr)
+    print(f"{_line_end()}{args.directory}: {what}, {elapsed}", file=sys.stderr)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from colibri.checkpoint.byte_tokenizer import END_OF_TEXT, NUM_TOKENS
 from colibri.checkpoint.config import normalize
 from colibri.checkpoint.generate import RandomModel, RandomTensor, generate_checkpoint
 from colibri.errors import UnsupportedModelError
-from colibri.formats import BF16, I64, Format, get_format
+from colibri.formats import BF16, I64, Format, FP8Format, MXFP4Format, get_format
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.nn.parameter import Parameter
-from colibri.nn.trunk import LM_HEAD
+from colibri.nn.trunk import EMBEDDING, LM_HEAD
 
 # What makes a tiny model peculiar and would only confuse a large one.
 _TINY_ONLY = (
@@ -24,6 +24,7 @@ _TINY_ONLY = (
     "unpadded_vocab_size",
 )
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_ABSORBED = ".kv_b_proj.weight"
 _ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
 
 
@@ -93,6 +94,22 @@ def shape_config(family: Family, shape: str, num_layers: int | None = None) -> d
     return {**config, **_sizes(SHAPES[shape], declared), **kept, **layers}
 
 
+def _quantization_config(experts: Format, dense: Format) -> dict[str, Any]:
+    """How a published checkpoint says that it is stored so."""
+    if isinstance(dense, FP8Format):
+        about = {"fmt": "e4m3", "activation_scheme": "dynamic"}
+        block = {"weight_block_size": [dense.block, dense.block]}
+        fp4 = {} if experts is dense else {"expert_dtype": "fp4"}
+        return {"quant_method": "fp8", **about, **block, **fp4}
+    if isinstance(experts, MXFP4Format):
+        return {"quant_method": "mxfp4"}
+    weights = {"num_bits": 4, "type": "int", "group_size": experts.group, "symmetric": True}
+    weights |= {"strategy": "group", "dynamic": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return {**method, "quantization_status": "compressed", "config_groups": groups}
+
+
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
     """Repeat or cut lists of one kind a layer to the number of layers."""
     for key in ("layer_types", "mlp_layer_types", "indexer_types"):
@@ -146,6 +163,7 @@ def generate(
     experts: str = "int4-g64",
     dense: str = "bf16",
     seed: int = 0,
+    published: bool = False,
     spelling: str | None = None,
     shards: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -159,35 +177,47 @@ def generate(
         dense: format of dense matrices and embedding, where `experts` is coded; otherwise all
             tensors get the one of the experts. Norms, biases and routers are never coded.
         seed: of all weights.
-        spelling: how float experts are named on disk; None as the family publishes them.
-        shards: files of a float checkpoint.
+        published: whether coded formats, too, are stored as they are published: fp8 with block
+            scales, mxfp4, packed int4 (`int4-g32-bf16`). Embedding and output matrix stay floats.
+        spelling: how experts are named on disk where they are no container's; None as the family
+            publishes them.
+        shards: files of such a checkpoint.
         progress: told bytes written and bytes in all.
 
     Raises:
         ConfigError, UnsupportedModelError: the config is not that of a known family, or an unknown
-            format.
+            format, or one that nobody publishes.
         CheckpointError: the disk is too small, or the directory holds other files.
     """
-    blueprint = Blueprint.of(config)
     fmt = get_format(experts)
     dense_format = fmt if fmt.is_plain else get_format(dense)
+    blueprint = Blueprint.of(config)
+    family = blueprint.family
+    about: dict[str, Any] = {"dtype": _DTYPES[_plain(dense_format).name]}
+    if published and not fmt.is_plain:
+        about |= {"quantization_config": _quantization_config(fmt, dense_format)}
+    named = (spelling or family.spelling) if published or fmt.is_plain else None
     tied, count = blueprint.config.tie_word_embeddings, blueprint.demand.num_experts
+    tensors = [_tensor(each, dense_format, tied, count) for each in blueprint.parameters()]
     model = RandomModel(
-        config={**config, "dtype": _DTYPES[_plain(dense_format).name]},
-        family=blueprint.family.model_type,
-        dense=[_tensor(p, dense_format, tied, count) for p in blueprint.parameters()],
+        config={**config, **about},
+        family=family.model_type,
+        dense=[_as_published(each, dense_format) for each in tensors] if published else tensors,
         layers=blueprint.expert_layers(),
         format=fmt,
         seed=seed,
-        spelling=(spelling or blueprint.family.spelling) if fmt.is_plain else None,
+        spelling=named,
     )
     generate_checkpoint(
-        directory,
-        model,
-        unrename=blueprint.family.unrename,
-        shards=shards,
-        progress=progress,
+        directory, model, unrename=family.unrename, shards=shards, progress=progress
     )
+
+
+def _as_published(tensor: RandomTensor, dense: Format) -> RandomTensor:
+    """Nobody codes embedding and output matrix; fp8 is taken for what is absorbed, too."""
+    if tensor.name in (EMBEDDING, LM_HEAD):
+        return replace(tensor, format=_plain(dense))
+    return replace(tensor, format=dense) if tensor.name.endswith(_ABSORBED) else tensor
 
 
 def _tensor(parameter: Parameter, dense: Format, tied: bool, num_experts: int) -> RandomTensor:
