@@ -20,7 +20,7 @@ from tests.unit.llm.fakes import EOS, FakeModel
 KEYS = [
     *("text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens"),
     *("ttft_s", "prefill_s", "decode_s", "decode_tokens_per_s"),
-    *("expert_requests", "expert_hits", "expert_hit_rate", "bytes_read"),
+    *("expert_requests", "expert_hits", "expert_hit_rate", "bytes_read", "table_bytes"),
     *("ahead_bytes", "ahead_useful_bytes", "ahead_late_bytes", "ahead_wasted_bytes"),
     "prefetch_recall",
     *("peak_rss_bytes", "ram_budget_bytes", "settings"),

@@ -66,6 +66,7 @@ class FakeStore:
             misses=n,
             bytes_read=n * 1000,
             slack_bytes=n,
+            abandoned_bytes=0,
             prefetched=0,
             withdrawn=0,
             predicted=AheadBytes(),
