@@ -13,7 +13,7 @@ import pytest
 from colibri.errors import SettingsError
 from colibri.server.opening import binding_of, check_exposure, is_loopback, limits_of
 from colibri.settings import Settings
-from tests.unit.server.served import COMMAND, Served
+from tests.unit.server.served import COMMAND, Served, children
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +91,6 @@ def test_an_engine_that_dies_is_started_again(http: httpx.Client, served: Served
     while 200 not in statuses:
         statuses.add(http.post("/completion", json=body).status_code)
     assert statuses <= {200, 503}
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "colibri.cli.main", "serve", "--port", "0"]
 
@@ -37,3 +38,9 @@ class Served:
             return self.process.wait(30)
         finally:
             self.process.kill()
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
