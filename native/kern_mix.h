@@ -21,10 +21,11 @@ typedef struct {
     int fresh; /* out starts at zero and is only written; else it lies in spans of the format's own order, see mix_settle */
 } mix;
 
-/* Asks for line number `line` of what comes next. Lines are taken from STREAMS places in turn: several pages that are read one line after
-   another keep more of them in flight than a single one. */
+/* Asks for line number `line` of what comes next: into the L2 cache, because few lines can be on their way to the L1 cache at once, and
+   what is used now needs them. Lines are taken from STREAMS places in turn: several pages that are read one line after another keep more
+   of them in flight than a single one. */
 INLINE void fetch_line(const mix *x, uint64_t line, int64_t stream_nbytes) {
-    __builtin_prefetch(x->ahead + (int64_t)(line % STREAMS) * stream_nbytes + (int64_t)(line / STREAMS * 64), 0, 3);
+    __builtin_prefetch(x->ahead + (int64_t)(line % STREAMS) * stream_nbytes + (int64_t)(line / STREAMS * 64), 0, 2);
 }
 
 /* S spans of columns from `at`, for Q queries; their sums stay in registers. */
