@@ -33,10 +33,16 @@ from colibri.errors import Cancelled, ColibriError, RequestError, ShuttingDownEr
 
 
 class Loaded(NamedTuple):
-    """An engine and where every byte of its memory goes."""
+    """What is there once an engine is loaded.
+
+    Attributes:
+        plan: where every byte of its memory goes.
+        rests: called when nothing is to be done, after something was.
+    """
 
     engine: Engine
     plan: dict[str, Any]
+    rests: Callable[[], None] = lambda: None
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, done, total
@@ -66,7 +72,7 @@ def _serve(channel: Channel, first: Open, open_engine: OpenEngine) -> None:
     try:
         with open_engine(first, progress) as loaded:
             channel.write(_ready(loaded))
-            Worker(loaded.engine, channel).run()
+            Worker(loaded, channel).run()
     except ColibriError as error:
         channel.write(failed(error, None))
         channel.flush()
@@ -93,8 +99,8 @@ class Worker:
     A thread reads: it sleeps in the socket, so that it costs nothing while nothing comes.
     """
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
-        self._engine, self._channel = engine, channel
+    def __init__(self, loaded: Loaded, channel: Channel) -> None:
+        self._engine, self._rests, self._channel = loaded.engine, loaded.rests, channel
         self._messages: SimpleQueue[ToEngine | None] = SimpleQueue()  # None: look at the others
         self._cancels: deque[Cancel] = deque()
         self._gone = False  # the client; or it wants everything to end at once
@@ -113,8 +119,10 @@ class Worker:
         busy = False
         while not self._gone and not (self._closing and not self._tasks):
             self._take_messages(wait=not busy)
-            busy = self._engine.step(self._between_layers)
+            worked, busy = busy, self._engine.step(self._between_layers)
             self._flush()
+            if worked and not busy:
+                self._rests()
         for task in list(self._tasks.values()):
             self._engine.cancel(task)
         self._flush()

@@ -22,7 +22,7 @@ def open_engine(opening: Open, progress: Progress) -> Iterator[Loaded]:
     """Load what `opening` says."""
     settings = Settings.resolve({}, **opening.settings)
     with LLM.from_settings(settings, progress, opening.client_bytes) as llm:
-        yield Loaded(llm.engine, llm.plan().as_dict())
+        yield Loaded(llm.engine, llm.plan().as_dict(), llm.save_heat)
 
 
 def main() -> None:

@@ -263,6 +263,11 @@ class LLM:
         """What did not work and does no harm, such as a heat file that cannot be written."""
         return (*self._notes, *(() if self._heat is None else self._heat.notes))
 
+    def save_heat(self) -> None:
+        """Write down which experts were busy, as every reply does when it ends."""
+        if self._heat is not None:
+            self._heat.save()
+
     def plan(self) -> Plan:
         """How the memory budget was divided."""
         return self.prepared.plan
@@ -301,7 +306,7 @@ class LLM:
             cancelled=cancelled,
             constraint=constraint,
         )
-        return Stream(generation, text, None if self._heat is None else self._heat.save)
+        return Stream(generation, text, self.save_heat)
 
     def _tokenizer(self, wanted_for: str) -> Tokenizer:
         tokenizer = self.prepared.tokenizer

@@ -82,14 +82,14 @@ class CounterModel:
         self, ids: NDArray[np.int32], batch: Batch, there: NDArray[np.bool_], left: int
     ) -> None:
         """The last layer writes the ids; those before write nonsense, as unfinished passes do."""
-        for row in np.flatnonzero(there):
-            table, position = batch.block_tables[batch.members[row]], batch.positions[row]
-            token = int(ids[row]) if left == 1 else -7
-            self.blocks[table[position // KV_BLOCK], position % KV_BLOCK] = token
-            if self.cells is not None:
+        members, positions = batch.members[there], batch.positions[there]
+        table = batch.block_tables[members, positions // KV_BLOCK]
+        self.blocks[table, positions % KV_BLOCK] = ids[there] if left == 1 else -7
+        if self.cells is not None and left == NUM_LAYERS:
+            # The recurrence has run, whatever becomes of the pass.
+            for row in np.flatnonzero(there):
                 cell = self.cells[batch.cells[batch.members[row]]]
-                if left == NUM_LAYERS:  # the recurrence has run, whatever becomes of the pass
-                    cell[0] = hash((int(cell[0]), int(ids[row])))
+                cell[0] = hash((int(cell[0]), int(ids[row])))
 
     def _row(self, ids: NDArray[np.int32], batch: Batch, row: int) -> NDArray[np.float32]:
         member, position = batch.members[row], int(batch.positions[row])

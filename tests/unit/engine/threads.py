@@ -27,6 +27,7 @@ class Machine:
         models: one for each start.
         before_layer: called with pass and layer.
         opened: what each was told first.
+        rests: how often there was nothing left to do.
         refusals: errors that loading ends with, one for each start.
     """
 
@@ -35,6 +36,7 @@ class Machine:
         self.before_layer: Callable[[int, int], None] = lambda _pass, _layer: None
         self.refusals: list[Exception | None] = []
         self.opened: list[Open] = []
+        self.rests = 0
         self._limits = {"max_sessions": 4} | limits
 
     @contextmanager
@@ -47,8 +49,11 @@ class Machine:
         model.before_layer = lambda *at: self.before_layer(*at)
         self.models.append(model)
         engine: Engine = make_engine(model, **self._limits)
-        yield Loaded(engine, {"slots": 3})
+        yield Loaded(engine, {"slots": 3}, self._rests)
         engine.close()
+
+    def _rests(self) -> None:
+        self.rests += 1
 
     async def launch(self, connection: socket.socket) -> Thread:
         return Thread(connection.dup(), self.open_engine)
