@@ -17,9 +17,10 @@ from colibri.formats import BF16, F16, F32
 from colibri.kernels.api import KV_BLOCK
 from colibri.kernels.mapping import mapping_nbytes
 from colibri.kernels.reference import ReferenceKernels
-from colibri.kv import block_nbytes
+from colibri.kv import block_nbytes, cell_nbytes
 from colibri.memory.slot_classes import divide, minimum_slots, slots_nbytes
 from colibri.models import plan as plan_module
+from colibri.models.blueprint import Blueprint
 from colibri.models.description import Description
 from colibri.models.plan import MemoryConfig, Plan, plan_model
 from colibri.units import parse_bytes
@@ -86,7 +87,8 @@ def check(plan: Plan, name: str) -> None:
     assert min(shares) >= 0
     assert sum(shares) == plan.budget_bytes
     assert plan.kv_bytes == plan.num_kv_blocks * block(name)
-    assert plan.num_kv_blocks == -(-plan.context_length // KV_BLOCK)
+    context = -(-plan.context_length // KV_BLOCK)
+    assert context <= plan.num_kv_blocks <= plan.max_sessions * context
     assert plan.slots_bytes == slots_nbytes(description.experts, plan.slots)
     assert plan.num_slots == sum(plan.slots)
     assert plan.dense_bytes == mapping_nbytes(description.dense_nbytes)
@@ -327,3 +329,33 @@ def test_a_model_without_routed_experts() -> None:
     plan = plan_model(description, MemoryConfig(ram=1 << 30), KERNELS, PROCESS)
     assert (plan.num_experts, plan.num_slots, plan.slots_bytes) == (0, 0, 0)
     assert plan.context_length == 256
+
+
+RECURRENT_NAMES = [
+    f.model_type for f in FAMILIES if cell_nbytes(Blueprint.of(f.tiny_config()).states())
+]
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *RECURRENT_NAMES[:1]])
+def test_every_session_gets_its_share(name: str) -> None:
+    """Contexts as far as they fit a quarter, a cell and its snapshots, a row of a step, logits."""
+    one, four = (make(name, ram=1 << 30, max_sessions=n) for n in (1, 4))
+    check(four, name)
+    assert four.context_length == one.context_length
+    assert (four.num_kv_blocks, four.num_cells) == (4 * one.num_kv_blocks, 4 * one.num_cells)
+    assert (one.max_rows, four.max_rows) == (32, 35)
+    assert four.workspace_bytes > one.workspace_bytes
+    given = make(name, ram=1 << 30, max_sessions=4, kv_ram=3 * block(name), context_length=64)
+    assert (given.num_kv_blocks, given.context_length) == (3, 64)
+    assert make(name, ram=1 << 30, max_sessions=4, context_length=64).num_kv_blocks == 4
+
+
+@pytest.mark.parametrize("context", [None, 128])
+def test_what_is_advised_for_several_sessions_works(context: int | None) -> None:
+    name = NAMES[0]
+    asked = {"max_sessions": 3, "context_length": context}
+    advice = re.search(r"raise ram to at least ([\d.]+ \w+)", refused(name, ram=PROCESS, **asked))
+    assert advice is not None
+    plan = make(name, ram=parse_bytes(advice[1]), **asked)
+    check(plan, name)
+    assert plan.num_kv_blocks >= (context or 1) // KV_BLOCK
