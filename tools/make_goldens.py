@@ -5,7 +5,8 @@ Usage: `python tools/make_goldens.py [--check] [FAMILY ...]`.
 The checkpoints are those of `tests/tiny.py`, so only ids, logits and router choices are stored, in
 `tests/goldens/NAME.npz`; logits of drafting heads in `NAME.mtp.npz`. Prompts are drawn until, over
 prompt and continuation, the best two logits of every greedy step differ by 5e-3 and embeddings that
-are off by 1e-4 choose the same experts: then exact ids are a fair demand. Fixtures with drafting
+are off by 1e-4 choose the same experts: then exact ids are a fair demand. `long` of a
+golden is the last row of a prompt of 1,500 tokens and what follows it. Fixtures with drafting
 heads that lie beside the checkout get goldens of these by their folder's name.
 """
 
@@ -30,6 +31,7 @@ from tests.tiny import num_heads, write_tiny  # noqa: E402
 
 PROMPT, GREEDY, TRIALS = 32, 16, 1000
 GREEDY_GAP, NOISE = 5e-3, 1e-4
+LONG, LONG_GREEDY, LONG_NOISE = 1500, 4, 1e-6
 _EXPERTS = re.compile(r"layers\.(\d+)\.(?:.*\.)?experts$")
 GOLDENS = ROOT / "tests" / "goldens"
 FIXTURES = ROOT.parent / "shared" / "fixtures" / "layout"
@@ -155,6 +157,31 @@ def check(family: Family, directory: Path) -> dict[str, Any]:
     return found
 
 
+def long_golden(family: Family, directory: Path) -> dict[str, Any]:
+    """`seed` of a prompt of `LONG` tokens, logits `[V]` behind it, and greedy ids that follow."""
+    model = load_oracle(write_tiny(directory, family, max_position_embeddings=2 * LONG))
+    vocab_size = Blueprint.of(family.tiny_config()).config.num_ids
+    for seed in range(TRIALS):
+        ids = long_prompt(seed, vocab_size)
+        logits, routed = run(model, ids)
+        if not same_routes(routed, run(model, ids, LONG_NOISE)[1]):
+            continue
+        greedy, whole = [], ids
+        for _ in range(LONG_GREEDY):
+            row = run(model, whole)[0][-1]
+            greedy.append(int(row.argmax()) if gap(row) >= GREEDY_GAP else -1)
+            whole = np.append(whole, np.int32(row.argmax()))
+        if -1 not in greedy:
+            last, ids_after = logits[-1], np.array(greedy, np.int32)
+            return {"seed": np.int32(seed), "logits": last, "greedy_ids": ids_after}
+    raise SystemExit(f"{family.model_type}: no long prompt with safe margins")
+
+
+def long_prompt(seed: int, vocab_size: int) -> np.ndarray[Any, Any]:
+    """The prompt of a long golden."""
+    return np.random.RandomState(seed).randint(3, vocab_size, LONG).astype(np.int32)
+
+
 def load_heads(model: Any, count: int) -> Any:
     """The drafting heads of a loaded model; what its config does not say of them is filled in."""
     from transformers.modeling_layers import MtpModel
@@ -201,11 +228,11 @@ def heads_of(family: Family, directory: Path, check_only: bool) -> None:
     count = num_heads(family)
     ids = np.load(GOLDENS / f"{family.model_type}.npz")["ids"]
     made = head_golden(write_tiny(directory, family, heads=count), ids, count)
-    keep_heads(GOLDENS / f"{family.model_type}.mtp.npz", made, check_only)
+    keep(GOLDENS / f"{family.model_type}.mtp.npz", made, check_only)
 
 
-def keep_heads(path: Path, made: dict[str, Any], check_only: bool) -> None:
-    """Write a golden of drafting heads, or compare it with what is stored."""
+def keep(path: Path, made: dict[str, Any], check_only: bool) -> None:
+    """Write a golden, or compare it with what is stored."""
     if not check_only:
         np.savez_compressed(path, **made)
         return
@@ -228,6 +255,9 @@ def main() -> None:
             made = (check if wanted.check else make)(family, Path(folder))
         if not wanted.check:
             np.savez_compressed(GOLDENS / f"{family.model_type}.npz", **made)
+        with tempfile.TemporaryDirectory() as folder:
+            long = long_golden(family, Path(folder))
+        keep(GOLDENS / f"{family.model_type}.long.npz", long, wanted.check)
         if family.mtp:
             with tempfile.TemporaryDirectory() as folder:
                 heads_of(family, Path(folder), wanted.check)
@@ -236,7 +266,7 @@ def main() -> None:
     if not wanted.families:
         for case in sorted(FIXTURES.glob("*-mtp")):
             ids = np.random.RandomState(0).randint(3, 512, PROMPT).astype(np.int32)
-            keep_heads(GOLDENS / f"{case.name}.npz", head_golden(case, ids, 1), wanted.check)
+            keep(GOLDENS / f"{case.name}.npz", head_golden(case, ids, 1), wanted.check)
 
 
 if __name__ == "__main__":
