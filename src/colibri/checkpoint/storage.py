@@ -18,7 +18,12 @@ from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.rename import Census
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
 from colibri.checkpoint.strict_json import shown
-from colibri.errors import IncompleteModelError, NumericsError, UnsupportedModelError
+from colibri.errors import (
+    CheckpointError,
+    IncompleteModelError,
+    NumericsError,
+    UnsupportedModelError,
+)
 from colibri.formats import (
     BF16,
     F16,
@@ -189,8 +194,21 @@ def take(
         return codes, None
     scales = (*lead, *storage.blocks(rows, columns))
     if storage.tail == ".weight_packed" and stem + ".weight_shape" in census:
-        census.take(stem + ".weight_shape", (2,))
+        _check_shape(census.take(stem + ".weight_shape", (2,)), shape)
     return codes, _take(census, stem + storage.scale_tail, scales, storage.scale_dtype)
+
+
+def _check_shape(spec: TensorSpec, shape: Shape) -> None:
+    """What a checkpoint says of the shape of packed codes, in numbers beside them."""
+    kind = {"I64": "<i8", "I32": "<i4"}.get(spec.dtype)
+    if kind is None:
+        refuse(spec, f"wanted dtype I64 or I32, found {spec.dtype}")
+    found = read_tensor(spec).view(kind).tolist()
+    if found != [*shape]:
+        raise CheckpointError(
+            f"{spec.file}: tensor {shown(spec.name)} says shape {found}, wanted {[*shape]};"
+            " fetch the checkpoint again"
+        )
 
 
 def _take(census: Census, name: str, shape: tuple[int, ...], dtype: str) -> TensorSpec:

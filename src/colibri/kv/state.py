@@ -217,7 +217,8 @@ class KVState:
         cell = self._pool.allocate_cell()
         if cell is None:
             raise BudgetError(
-                f"all {self._pool.num_cells} cells of recurrent state are taken: close a session"
+                f"all {self._pool.num_cells} cells of recurrent state are taken: close a session, "
+                "or raise max_sessions"
             )
         return cell
 

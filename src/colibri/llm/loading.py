@@ -218,6 +218,9 @@ def _warn(prepared: Prepared) -> None:
     """Say what costs accuracy or makes a model slow that is about to be loaded."""
     for choice in prepared.lossy:
         _log.warning("%s is lossy: replies may differ from those of the defaults", choice)
+    if prepared.description.left_aside:
+        aside = prepared.description.left_aside_text
+        _log.warning("tensors that this model does without are not read: %s", aside)
     settings, kernels, cpus = prepared.settings, prepared.kernels, affinity_cpus()
     why = kernel_library.why_reference()
     if settings.family is not None:

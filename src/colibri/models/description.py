@@ -154,6 +154,15 @@ class Description:
         return dict(Counter(found.group() for found in parts if found))
 
     @property
+    def left_aside_text(self) -> str:
+        """The same in words."""
+        counts = (
+            f"{part} ({count} tensor{'' if count == 1 else 's'})"
+            for part, count in self.left_aside.items()
+        )
+        return ", ".join(counts)
+
+    @property
     def rounded(self) -> dict[str, str]:
         """`dense` and `experts`, where any of their numbers are rounded at load, and to what."""
         found = {}

@@ -17,6 +17,7 @@ ITEMS = {
     "U8": np.dtype("u1"),
     "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
 }
 Tensors = Mapping[str, np.ndarray]
 

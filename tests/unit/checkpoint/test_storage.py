@@ -10,7 +10,7 @@ from colibri.checkpoint.coding import CODINGS
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertLayer, index_experts
 from colibri.checkpoint.quantization import Quantization
-from colibri.errors import ColibriError, UnsupportedModelError
+from colibri.errors import CheckpointError, ColibriError, UnsupportedModelError
 from colibri.formats import BF16, FP8_B32, IntegerFormat, get_format
 from tests.unit.checkpoint.files import census, write
 
@@ -173,6 +173,20 @@ def test_faults_are_named(
     found = census(write(tmp_path / "x.safetensors", tensors))
     with pytest.raises(ColibriError, match=scales if "scale" in fault else codes):
         index_experts(found, [request(made)], QUANTIZATION)
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<i4"])
+@pytest.mark.parametrize("rows", [F, F + 8])
+def test_shapes_that_are_told_are_checked(kind: str, rows: int, tmp_path: Path) -> None:
+    tensors, _ = packed_int4(np.random.default_rng(4))
+    tensors[f"{P}.2.up_proj.weight_shape"] = np.array([rows, D], kind)
+    found = census(write(tmp_path / "x.safetensors", tensors))
+    if rows == F:
+        index_experts(found, [request(packed_int4)], QUANTIZATION)
+        assert found.finish(()) == ()
+        return
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight_shape.* says shape \[72, 96\]"):
+        index_experts(found, [request(packed_int4)], QUANTIZATION)
 
 
 def test_formats_are_those_of_the_storage(tmp_path: Path) -> None:
