@@ -21,5 +21,5 @@ def test_variables_and_flags_are_known() -> None:
 
 def test_every_path_is_in_the_documentation() -> None:
     text = (ROOT / "docs" / "SERVER.md").read_text(encoding="utf-8")
-    for _, path, _ in PATHS:
+    for path in (each.path for each in PATHS):
         assert f"`{path.replace('{name:path}', 'NAME')}`" in text or f" {path}`" in text, path

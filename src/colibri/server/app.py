@@ -13,30 +13,31 @@ from colibri.server import anthropic, monitor, ollama, plain
 from colibri.server.endpoint import Endpoint, Envelope
 from colibri.server.guard import Guard
 from colibri.server.openai import chat, completions, envelope, models, responses
+from colibri.server.openapi import Path, openapi
 from colibri.server.problems import Problem
-from colibri.server.serving import Handler, Serving
+from colibri.server.serving import Call, Serving
 
 GET, POST = "GET", "POST"
-PATHS: tuple[tuple[str, str, Handler], ...] = (
-    (POST, "/v1/chat/completions", chat.chat),
-    (POST, "/v1/completions", completions.completions),
-    (POST, "/v1/responses", responses.responses),
-    (POST, "/v1/embeddings", models.embeddings),
-    (GET, "/v1/models", models.models),
-    (GET, "/v1/models/{name:path}", models.model),
-    (POST, "/v1/messages", anthropic.messages),
-    (POST, "/v1/messages/count_tokens", anthropic.count_tokens),
-    (POST, "/api/chat", ollama.chat),
-    (POST, "/api/generate", ollama.generate),
-    (GET, "/api/tags", ollama.tags),
-    (POST, "/api/show", ollama.show),
-    (GET, "/api/version", ollama.version),
-    (POST, "/completion", plain.completion),
-    (POST, "/tokenize", plain.tokenize),
-    (POST, "/detokenize", plain.detokenize),
-    (GET, "/health", monitor.health),
-    (GET, "/stats", monitor.stats),
-    (GET, "/metrics", monitor.metrics),
+PATHS: tuple[Path, ...] = (
+    Path(POST, "/v1/chat/completions", chat.chat, chat.ChatBody),
+    Path(POST, "/v1/completions", completions.completions, completions.CompletionBody),
+    Path(POST, "/v1/responses", responses.responses, responses.ResponsesBody),
+    Path(POST, "/v1/embeddings", models.embeddings),
+    Path(GET, "/v1/models", models.models),
+    Path(GET, "/v1/models/{name:path}", models.model),
+    Path(POST, "/v1/messages", anthropic.messages, anthropic.MessagesBody),
+    Path(POST, "/v1/messages/count_tokens", anthropic.count_tokens, anthropic.CountBody),
+    Path(POST, "/api/chat", ollama.chat, ollama.ChatBody),
+    Path(POST, "/api/generate", ollama.generate, ollama.GenerateBody),
+    Path(GET, "/api/tags", ollama.tags),
+    Path(POST, "/api/show", ollama.show, ollama.ShowBody),
+    Path(GET, "/api/version", ollama.version),
+    Path(POST, "/completion", plain.completion, plain.CompletionBody),
+    Path(POST, "/tokenize", plain.tokenize, plain.TokenizeBody),
+    Path(POST, "/detokenize", plain.detokenize, plain.DetokenizeBody),
+    Path(GET, "/health", monitor.health),
+    Path(GET, "/stats", monitor.stats),
+    Path(GET, "/metrics", monitor.metrics),
 )
 ALIASES = ("/openai",)
 """Prefixes under which `/v1` is found too: KServe's."""
@@ -45,9 +46,13 @@ ALIASES = ("/openai",)
 def create_app(serving: Serving) -> ASGIApp:
     """The server as an ASGI application."""
     routes = [
-        Route(prefix + path, Endpoint(serving, handler, envelope_of(path)), methods=[method])
-        for method, path, handler in PATHS
-        for prefix in ("", *(ALIASES if path.startswith("/v1/") else ()))
+        Route(
+            prefix + path.path,
+            Endpoint(serving, path.handler, envelope_of(path.path)),
+            methods=[path.method],
+        )
+        for path in (*PATHS, Path(GET, "/openapi.json", described))
+        for prefix in ("", *(ALIASES if path.path.startswith("/v1/") else ()))
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
     return Guard(app, serving.limits, envelope_of)
@@ -62,11 +67,16 @@ def envelope_of(path: str) -> Envelope:
     return envelope.envelope
 
 
+async def described(call: Call) -> ASGIApp:
+    """Describe all paths."""
+    return JSONResponse(openapi(PATHS))
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that it does not take."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
-    known = ", ".join(sorted({path for _, path, _ in PATHS}))
+    known = ", ".join(sorted({path.template for path in PATHS}))
     problem = Problem(error.status_code, f"{what} is not served here: known are {known}")
     spelled = envelope_of(request.url.path)(problem)
     return JSONResponse(spelled, problem.status, dict(error.headers or {}))
