@@ -119,8 +119,12 @@ class Connection:
 
     def write(self, message: Message) -> None:
         """Send, or do nothing where the other end has gone: `read` says so."""
+        self.send(frame(message))
+
+    def send(self, framed: bytes) -> None:
+        """The same for a message that is framed already."""
         if not self.writer.is_closing():
-            self.writer.write(frame(message))
+            self.writer.write(framed)
 
     async def read(self) -> ToClient | None:
         """The next message; None once the other end has gone."""
@@ -218,10 +222,11 @@ class EngineClient:
     async def submit(self, request: GenerateRequest) -> ClientReply:
         """See `service.EngineService.submit`."""
         connection, id = self._running(), next(self._numbers)
+        framed = frame(Submit(id=id, request=request))  # first: it may be refused
         reply = ClientReply(self, id, request.params)
         connection.replies[id] = reply
         answer = connection.answers[id] = asyncio.get_running_loop().create_future()
-        connection.write(Submit(id=id, request=request))
+        connection.send(framed)
         try:
             accepted: Accepted = await answer
         except asyncio.CancelledError:

@@ -225,8 +225,17 @@ _to_client: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient
 
 
 def frame(message: Message) -> bytes:
-    """A message as it goes over the wire."""
-    body = _encoder.encode(message)
+    """A message as it goes over the wire.
+
+    Raises:
+        RequestError: it holds an integer of more than 64 bits.
+    """
+    try:
+        body = _encoder.encode(message)
+    except OverflowError as error:
+        raise errors.RequestError(
+            f"the request holds a number that is too large: {error}"
+        ) from error
     return LENGTH.pack(len(body)) + body
 
 

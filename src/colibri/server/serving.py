@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from colibri.engine.messages import Ready
 from colibri.engine.request import GenerateRequest
 from colibri.engine.service import EngineService
 from colibri.server.bodies import decode
 from colibri.server.counters import Counters
-from colibri.server.problems import Problem
+from colibri.server.problems import FieldError, Problem
 from colibri.server.prompts import Prompt
 from colibri.server.replies import Ask, Output, Replies, Totals
 from colibri.server.served_model import ServedModel
@@ -56,16 +57,26 @@ class Serving:
     counters: Counters = field(default_factory=Counters)
 
     @property
-    def context_length(self) -> int:
-        """Positions of a session.
+    def ready(self) -> Ready:
+        """What the engine said when it was loaded.
 
         Raises:
-            Problem: the engine is still loading.
+            Problem: it is still loading.
         """
         ready = self.engine.ready
         if ready is None:
             raise Problem(503, "the model is being loaded", None, "loading", {"retry-after": "5"})
-        return ready.context_length
+        return ready
+
+    @property
+    def context_length(self) -> int:
+        """Positions of a session; raises as `ready`."""
+        return self.ready.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it; raises as `ready`."""
+        return self.ready.vocab_size
 
 
 @dataclass(slots=True)
@@ -109,6 +120,9 @@ class Call:
         """
         serving = self.serving
         ids = [*(sampling.pop("stop_ids", None) or ()), *prompt.stop_ids]
+        self._check_ids(prompt.ids, "prompt")
+        self._check_ids(ids, "stop_ids")
+        self._check_ids(sampling.get("logit_bias") or (), "logit_bias")
         params = serving.model.defaults.params(**sampling, stop_ids=ids)
         room = serving.context_length - len(prompt.ids)
         if caps and params.max_tokens is not None and 0 < room < params.max_tokens:
@@ -125,6 +139,13 @@ class Call:
         await self.stack.enter_async_context(reply)
         ask = Ask(prompt=prompt, request=request, stop=stop)
         return Replies(ask, reply, serving.model.tokenizer)
+
+    def _check_ids(self, ids: Iterable[int], field: str) -> None:
+        """Refuse ids that the model does not have, before they go anywhere."""
+        most = self.serving.vocab_size
+        for token in ids:
+            if not 0 <= token < most:
+                raise FieldError(field, f"{token} is no token id: at least 0 and below {most}")
 
     async def all_of(self, replies: Replies) -> list[Output]:
         """Wait for everything there is to tell."""

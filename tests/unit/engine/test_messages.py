@@ -94,3 +94,9 @@ def test_a_busy_engine_says_when_to_ask_again() -> None:
 def test_errors_that_are_not_ours_are_named() -> None:
     assert str(raised(failed(OSError("disk"), None))) == "OSError: disk"
     assert str(raised(Failed(id=1, error="SystemExit", message="no"))) == "SystemExit: no"
+
+
+def test_numbers_that_are_too_large_are_refused() -> None:
+    request = GenerateRequest(prompt=(2**70,))
+    with pytest.raises(RequestError, match="too large"):
+        frame(Submit(id=1, request=request))
