@@ -10,6 +10,7 @@ from colibri.lab.bench_model import Progress, with_model
 from colibri.lab.bootstrap import median
 from colibri.lab.envelope import Envelope
 from colibri.lab.figure import Figure
+from colibri.lab.null_sweep import sweep_bytes
 from colibri.lab.routed import Script
 from colibri.lab.stream_bench import (
     SHARE,
@@ -183,5 +184,6 @@ FIGURES: Mapping[str, Measure] = {
     "lookahead": lookahead,
     "against_mmap": against_mmap,
     "sweep": sweep,
+    "sweep_bytes": sweep_bytes,
     "peak_memory": peak_memory,
 }

@@ -82,7 +82,9 @@ class Measurement:
         for threads in (8, 2, 1):
             best = self._better(best, replace(best, threads=threads))
         for block in (4 << 20, 16 << 20):
-            if min(block, start.block) < self._record_nbytes:
+            if (
+                block * best.threads <= self._record_nbytes
+            ):  # a single record keeps all threads busy
                 best = self._better(best, replace(best, block=block))
         return best
 

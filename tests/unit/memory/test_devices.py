@@ -78,6 +78,11 @@ def test_a_drive_without_preferences_is_read_as_usual(records: Records) -> None:
     assert len({arm[1] for arm in drive.arms}) > 2
 
 
+def test_blocks_are_not_so_large_that_one_record_leaves_threads_idle(records: Records) -> None:
+    _, drive, _ = measured(records, lambda direct, threads, block: 1e8 * block)
+    assert {arm[2] for arm in drive.arms} == {8192}
+
+
 def test_depth_pays(records: Records) -> None:
     reading, _, _ = measured(records, lambda direct, threads, block: 1e8 * threads)
     assert reading.threads == 8
