@@ -76,7 +76,7 @@ def draw_config(family: Family, draw: random.Random) -> dict[str, Any]:
         "num_experts_per_tok": draw.choice([1, 2, min(17, experts)]),
         "max_position_embeddings": POSITIONS,
         "rms_norm_eps": draw.choice([1e-6, 1e-2]),
-        "tie_word_embeddings": draw.random() < 0.3,
+        "tie_word_embeddings": draw.random() < 0.3 and "d_rel" not in known,
     }
     switches: dict[str, list[Any]] = {
         "intermediate_size": [24, 33, 100],
@@ -92,12 +92,62 @@ def draw_config(family: Family, draw: random.Random) -> dict[str, Any]:
         "decoder_sparse_step": [1, 1, 2],
         "mlp_only_layers": [[], [0], [layers - 1, 99]],
     }
+    switches |= OF_INDEXED_STREAMS | OF_RELATIVE_BIASES
     drawn = {key: draw.choice(values) for key, values in switches.items() if key in known}
-    spelled = ("num_local_experts", "num_experts", "layer_types", "rope_scaling", "rope_theta")
-    kept = {key: value for key, value in tiny.items() if key not in spelled}
-    if "num_local_experts" in tiny:
-        sizes["num_local_experts"] = sizes.pop("num_experts")
-    return {**kept, **sizes, **drawn, "rope_parameters": draw_rope(draw)}
+    drawn |= draw_layers(tiny, drawn, layers, draw)
+    spelled = ("num_local_experts", "n_routed_experts", "num_experts", "layer_types")
+    kept = {k: v for k, v in tiny.items() if k not in (*spelled, "rope_scaling", "rope_theta")}
+    for name in spelled[:2]:
+        if name in tiny:
+            sizes[name] = sizes.pop("num_experts")
+    rope: dict[str, Any] = {"rope_parameters": draw_rope(draw)}
+    if "partial_rotary_factor" in tiny or "d_rel" in known:  # too few dims to scale, or none
+        rope = {"rope_theta": draw.choice([1e4, 5e5])}
+    return {**kept, **sizes, **drawn, **rope}
+
+
+# Keys that only some families have; each of them is drawn where a family declares it.
+OF_RELATIVE_BIASES: dict[str, list[Any]] = {
+    "swa_num_attention_heads": [2, 6],
+    "swa_num_key_value_heads": [1, 2],
+    "swa_head_dim": [8, 24],
+    "sliding_window_size": [2, 8, 40],
+    "rel_extent": [1, 16, 100],
+    "d_rel": [1, 5, 16],
+    "log_scaling_n_floor": [None, 8],
+    "conv_kernel_size": [2, 4],
+    "n_shared_experts": [1, 2, 3],
+    "route_scale": [1.0, 8.0],
+    "unpadded_vocab_size": [None, 70],
+}
+OF_INDEXED_STREAMS: dict[str, list[Any]] = {
+    "hc_count": [2, 3, 4],
+    "hc_lowrank": [4, 17],
+    "indexer_head_dim": [8, 16],
+    "indexer_compress_ratio": [1, 2, 16],
+    "indexer_budget": [16, 32],
+    "ple_embed_dim": [24, 48],
+    "ple_conv_kernel_size": [2, 4],
+    "ngram_size": [2, 3, 4],
+    "heads_per_ngram": [1, 2],
+    "output_gate_type": [None, "sigmoid"],
+}
+
+
+def draw_layers(
+    tiny: dict[str, Any], drawn: dict[str, Any], layers: int, draw: random.Random
+) -> dict[str, Any]:
+    """Kinds of layers, out of those of the tiny model, and what goes by them."""
+    found: dict[str, Any] = {
+        key: [draw.choice(tiny[key]) for _ in range(layers)]
+        for key in ("layer_types", "mlp_layer_types")
+        if key in tiny and ("hc_count" in drawn or "d_rel" in drawn)
+    }
+    if "ple_layer_ids" in tiny:  # embeddings stand before linear layers, and one layer is another
+        found["layer_types"][0] = "indexed_attention"
+        linear = [i + 1 for i, kind in enumerate(found["layer_types"]) if kind.startswith("linear")]
+        found["ple_layer_ids"] = [i for i in linear if draw.random() < 0.7]
+    return found
 
 
 class Variant:
@@ -105,13 +155,15 @@ class Variant:
 
     def __init__(self, family: Family, config: dict[str, Any]) -> None:
         self.spelling, self.unrename = family.spelling, family.unrename
+        self.divide = family.divide
         self.tiny_config = lambda: config
 
 
 def difference(family: Family, config: dict[str, Any], draw: random.Random) -> float:
     """Largest difference of the logits, relative to the largest |logit|."""
     count = draw.choice([5, 40, 70])
-    ids = [draw.randrange(config["vocab_size"]) for _ in range(count)]
+    num_ids = config.get("unpadded_vocab_size") or config["vocab_size"]
+    ids = [draw.randrange(num_ids) for _ in range(count)]
     exact: dict[str, Any] = {
         "activations": "float32",
         "kv": "f32",

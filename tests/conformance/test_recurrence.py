@@ -11,6 +11,7 @@ import pytest
 from colibri import LLM
 from colibri.engine.session import Session
 from colibri.kernels.library import unavailable_reason
+from colibri.models import qwen3_next
 from colibri.models.family import Family
 from colibri.models.registry import all_families
 from tests.tiny import write_tiny
@@ -96,3 +97,12 @@ def test_a_long_prompt_in_other_chunks(path: Path) -> None:
             return llm.logits(ids)
 
     assert np.array_equal(logits(63), logits(512))
+
+
+def test_a_model_whose_layers_keep_nothing_that_grows(tmp_path: Path) -> None:
+    """Blocks of no bytes still count positions."""
+    kinds = ["linear_attention"] * 3
+    path = write_tiny(tmp_path, qwen3_next.FAMILY, layer_types=kinds)
+    with LLM.open(path, prefill_chunk=16) as llm, llm.open_session() as session:
+        assert llm.plan().context_length == 256
+        assert same(answer(llm, A, session), fresh(path, A))

@@ -165,5 +165,9 @@ class FloatMatrix:
 
 
 def _part(spec: TensorSpec, start: int, nbytes: int) -> TensorSpec:
-    """Bytes of a tensor."""
-    return replace(spec, offset=spec.offset + start, nbytes=nbytes)
+    """Bytes of a tensor, whole rows where others lie between them."""
+    if not spec.skip:
+        return replace(spec, offset=spec.offset + start, nbytes=nbytes)
+    first, count = start // spec.row_nbytes, nbytes // spec.row_nbytes
+    offset = spec.offset + first * (spec.row_nbytes + spec.skip)
+    return replace(spec, shape=(count, spec.shape[-1]), offset=offset, nbytes=nbytes)

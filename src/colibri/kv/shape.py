@@ -69,8 +69,8 @@ class StateShape:
 
 
 def block_nbytes(layers: Sequence[StateShape], fmt: KVFormat) -> int:
-    """Bytes of one block: 64 positions of all layers."""
-    return sum(shape.block_nbytes(fmt) for shape in layers)
+    """Bytes of one block: 64 positions of all layers; a line where no layer keeps any."""
+    return sum(shape.block_nbytes(fmt) for shape in layers) or _ALIGN
 
 
 def cell_nbytes(layers: Sequence[StateShape]) -> int:

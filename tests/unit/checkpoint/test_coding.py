@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from colibri.checkpoint import coding
 from colibri.checkpoint.coding import CODINGS, NO_CODING, Coding, FloatMatrix, require_exact
+from colibri.checkpoint.divide import Division, divide
 from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.safetensors import TensorSpec
 from colibri.checkpoint.storage import take_matrix
@@ -54,6 +55,19 @@ def test_floats(
     FloatMatrix.of(stored, shape, spec, None).encode(fmt, out, threads)
     wanted = fmt.pack(fmt.encode(stored.to_float32(items)), shape)
     assert out.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.usefixtures("strips")
+@each_coding
+def test_rows_that_take_turns_with_others(fmt: IntegerFormat, tmp_path: Path) -> None:
+    whole = np.random.default_rng(1).standard_normal((40, 64), np.float32)
+    spec = in_file(tmp_path / "x", whole, "F32")
+    rule = Division("x", ("gate", "up"))
+    for name, part in divide({"x": spec}, [rule]).items():
+        out = np.full(fmt.resident_nbytes((20, 64)), 0xAA, np.uint8)
+        FloatMatrix.of(F32, (20, 64), part, None).encode(fmt, out, 2)
+        wanted = fmt.pack(fmt.encode(whole[("gate", "up").index(name) :: 2]), (20, 64))
+        assert out.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.usefixtures("strips")
