@@ -88,7 +88,9 @@ class MessagesBody(CountBody, kw_only=True):
         """Refuse what is known and not supported."""
         only("container", self.container)
         only("mcp_servers", self.mcp_servers, [])
-        only("context_management", self.context_management, {}, {"edits": []})
+        for index, edit in enumerate((self.context_management or {}).get("edits") or ()):
+            kept = {"type": "clear_thinking_20251015", "keep": "all"}  # nothing is to be cleared
+            only(f"context_management.edits[{index}]", edit, kept)
         if self.max_tokens < 1:
             raise FieldError("max_tokens", f"is {self.max_tokens}: at least 1")
 

@@ -11,6 +11,9 @@ from colibri.server.openai.messages import Function, tool_of
 from colibri.server.problems import FieldError
 from colibri.server.prompts import Conversation
 
+USUAL_EFFORT = "high"
+"""Anthropic's default, which its clients also send to models without degrees of reasoning."""
+
 
 class Turn(Body):
     """One message."""
@@ -92,6 +95,7 @@ def conversation_of(
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())],
         thinking=_thinking(thinking),
         effort=config.effort,
+        usual_effort=USUAL_EFFORT,
         answer=None if config.format is None else {"json_schema": config.format.schema},
         **_choice(tool_choice),
     )

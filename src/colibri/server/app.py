@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -51,7 +51,7 @@ def create_app(serving: Serving) -> ASGIApp:
             Endpoint(serving, path.handler, envelope_of(path.path)),
             methods=[path.method],
         )
-        for path in (*PATHS, Path(GET, "/openapi.json", described))
+        for path in (*PATHS, Path(GET, "/openapi.json", described), Path(GET, "/", greeting))
         for prefix in ("", *(ALIASES if path.path.startswith("/v1/") else ()))
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
@@ -65,6 +65,11 @@ def envelope_of(path: str) -> Envelope:
     if path.startswith("/api/"):
         return ollama.envelope
     return envelope.envelope
+
+
+async def greeting(call: Call) -> ASGIApp:
+    """Say who is there; some clients look for a server that way."""
+    return PlainTextResponse("Colibri is running")
 
 
 async def described(call: Call) -> ASGIApp:

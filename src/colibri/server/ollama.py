@@ -331,7 +331,7 @@ def _described(call: Call) -> dict[str, Any]:
         "model": model.name,
         "modified_at": written,
         "size": sum(path.stat().st_size for path in files),
-        "digest": "",
+        "digest": model.digest,
         "details": _details(call),
     }
 

@@ -32,6 +32,7 @@ class Conversation:
         parallel: whether a reply that must call may call more than once.
         thinking: whether to reason; None leaves it to the template.
         effort: how much to reason, in the template's own words.
+        usual_effort: the API's own default: no demand where the template knows no degrees.
         variables: further variables of the template.
         answer: what the answer is held to, see `colibri.text.constraint`.
     """
@@ -43,6 +44,7 @@ class Conversation:
     parallel: bool = True
     thinking: bool | None = None
     effort: str | None = None
+    usual_effort: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     answer: Mapping[str, Any] | None = None
 
@@ -150,7 +152,7 @@ def _encoded(model: ServedModel, tokenizer: Tokenizer, conversation: Conversatio
     prefill = messages[-1].get("role") == "assistant"
     if prefill and messages[-1].get("tool_calls"):
         raise FieldError("messages", "ends with tool calls: give their results")
-    variables = model.variables(conversation.thinking, conversation.effort)
+    variables = _switches(model, conversation)
     options: dict[str, Any] = {
         "tools": conversation.tools or None,
         "add_generation_prompt": not prefill,
@@ -167,6 +169,14 @@ def _encoded(model: ServedModel, tokenizer: Tokenizer, conversation: Conversatio
             raise
         spelled = model.with_spelled_arguments(messages)
         return encode_chat(tokenizer, model.template, spelled, **options)
+
+
+def _switches(model: ServedModel, conversation: Conversation) -> dict[str, Any]:
+    """Variables of the template that switch reasoning."""
+    effort = conversation.effort
+    if effort == conversation.usual_effort and not model.has_degrees:
+        effort = None
+    return model.variables(conversation.thinking, effort)
 
 
 def _constraint(
@@ -201,7 +211,7 @@ def _marks(
     try:
         shared = encode_chat(
             tokenizer, model.template, other, tools=conversation.tools or None,
-            **model.variables(conversation.thinking, conversation.effort),
+            **_switches(model, conversation),
         )  # fmt: skip
     except TextError:
         return ()

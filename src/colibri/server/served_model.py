@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class ServedModel:
         dialect: the syntax of its replies.
         defaults: of its generation_config.json.
         created: when its files were written, in seconds since 1970.
+        digest: SHA-256 of its config.json.
     """
 
     directory: Path
@@ -40,6 +42,7 @@ class ServedModel:
     dialect: Dialect
     defaults: GenerationDefaults
     created: int = 0
+    digest: str = ""
 
     @classmethod
     def load(
@@ -66,6 +69,7 @@ class ServedModel:
             dialect=find_dialect(sources, dialect),
             defaults=GenerationDefaults.load(directory),
             created=int((directory / "config.json").stat().st_mtime),
+            digest=hashlib.sha256((directory / "config.json").read_bytes()).hexdigest(),
         )
 
     @property
@@ -94,6 +98,11 @@ class ServedModel:
         """Whether the template shows tools to the model."""
         return "tools" in self._source
 
+    @property
+    def has_degrees(self) -> bool:
+        """Whether the template knows degrees of reasoning."""
+        return any(name in self._source for name in _EFFORT)
+
     def variables(self, thinking: bool | None, effort: str | None) -> dict[str, Any]:
         """Variables of the template that switch reasoning.
 
@@ -104,10 +113,9 @@ class ServedModel:
         if thinking is not None:
             found |= self._thinking(thinking)
         if effort is not None:
-            switches = [name for name in _EFFORT if name in self._source]
-            if not switches:
+            if not self.has_degrees:
                 raise FieldError("reasoning_effort", f"{self.name} has no degrees of reasoning")
-            found |= dict.fromkeys(switches, effort)
+            found |= {name: effort for name in _EFFORT if name in self._source}
         return found
 
     def _thinking(self, thinking: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from colibri.errors import TextError
 from colibri.text.files import SideFiles, read_json
@@ -102,8 +103,8 @@ class ChatTemplate:
         try:
             return self._choose(tools).render(
                 values,
-                messages=[dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                messages=deepcopy([dict(message) for message in messages]),
+                tools=None if tools is None else deepcopy([dict(tool) for tool in tools]),
                 add_generation_prompt=add_generation_prompt,
             )
         except _RefusedError as error:
@@ -146,7 +147,7 @@ def _read_key(path: Path) -> dict[str, str]:
     return named
 
 
-def _compile(environment: ImmutableSandboxedEnvironment, source: str, where: str) -> Template:
+def _compile(environment: SandboxedEnvironment, source: str, where: str) -> Template:
     try:
         return environment.from_string(source)
     except (TemplateError, RecursionError) as error:
@@ -166,8 +167,9 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment(now: Callable[[], datetime]) -> SandboxedEnvironment:
+    """Templates may append to lists, as some do: what they are given is a copy."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson

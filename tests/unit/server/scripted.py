@@ -234,7 +234,7 @@ class ScriptedService:
         self._steps += 1
         await asyncio.sleep(0)
         while not self.gate(self._steps):
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
 
     async def start(self) -> Ready:
         assert self.ready is not None

@@ -89,8 +89,8 @@ def test_many_disconnects_leave_nothing(server: Running, http: httpx.Client) -> 
     server.service.gate = lambda step: True
     server.service.replies = ["fine"]
     assert endpoint.ask(http, "q", True).content == "fine"
-    assert not server.service.in_flight
-    while server.serving.counters.in_flight > 1:  # this request is one
+    # The answer may be there before its task has ended; of these requests one is counted, this one.
+    while server.service.in_flight or server.serving.counters.in_flight > 1:
         http.get("/health")
 
 

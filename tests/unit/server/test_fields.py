@@ -16,6 +16,7 @@ RESPONSES = {"input": "q"}
 OLLAMA = {"model": "scripted", "messages": said("q"), "stream": False}
 GENERATE = {"model": "scripted", "prompt": "q", "stream": False}
 NEGATIVE = {"type": "enabled", "budget_tokens": -1}
+KEPT = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 BASH = {"type": "bash_20250124", "name": "bash"}
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 PICTURE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
@@ -79,6 +80,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/completions", COMPLETION, {"prompt": [1, "a"]}, "prompt"),
     (MESSAGES_PATH, MESSAGES, {"container": "x"}, "container"),
     (MESSAGES_PATH, MESSAGES, {"mcp_servers": [{}]}, "mcp_servers"),
+    (MESSAGES_PATH, MESSAGES, {"context_management": {"edits": [{"type": "x"}]}}, "edits[0]"),
+    (MESSAGES_PATH, MESSAGES, {"output_config": {"effort": "low"}}, "reasoning_effort"),
     (MESSAGES_PATH, MESSAGES, {"tools": [BASH]}, "tools[0].type"),
     (MESSAGES_PATH, MESSAGES, {"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     (MESSAGES_PATH, MESSAGES, {"thinking": NEGATIVE}, "budget_tokens"),
@@ -128,6 +131,9 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/v1/completions", COMPLETION, {"user": "u", "best_of": 1, "suffix": "", "max_tokens": 0}),
     ("/v1/completions", COMPLETION, {"prompt": [[1, 2]]}),
     (MESSAGES_PATH, MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}),
+    (MESSAGES_PATH, MESSAGES, {"context_management": KEPT, "output_config": {"effort": "high"}}),
+    (CHAT_PATH, CHAT, {"reasoning_effort": "medium"}),
+    ("/v1/responses", RESPONSES, {"reasoning": {"effort": "medium", "summary": "auto"}}),
     ("/v1/messages?beta=true", MESSAGES, {"thinking": {"type": "adaptive"}}),
     ("/v1/responses", RESPONSES, {"store": False, "include": ["reasoning.encrypted_content"]}),
     ("/openai/v1/chat/completions", CHAT, {}),

@@ -44,3 +44,7 @@ def test_stats(server: Running, http: httpx.Client) -> None:
     assert told["engine"]["num_requests"] == 0
     assert told["model"] == "scripted"
     assert told["dialect"] == "json-tags"
+
+
+def test_greeting(server: Running, http: httpx.Client) -> None:
+    assert http.get("/").status_code == http.head("/").status_code == 200

@@ -11,6 +11,9 @@ import msgspec
 from colibri.server.bodies import Body, Open, convert
 from colibri.server.problems import FieldError
 
+USUAL_EFFORT = "medium"
+"""OpenAI's default, which its clients also send to models without degrees of reasoning."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -187,4 +190,4 @@ def thinking_of(effort: str | None, enable: bool | None) -> dict[str, Any]:
         if enable:
             raise FieldError("reasoning_effort", "is none, but enable_thinking is true")
         return {"thinking": False}
-    return {"thinking": enable, "effort": effort}
+    return {"thinking": enable, "effort": effort, "usual_effort": USUAL_EFFORT}

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from colibri.server.bodies import Body, convert, only
 from colibri.server.openai.chat import new_call_id
 from colibri.server.openai.envelope import envelope, new_id
-from colibri.server.openai.messages import Function, tool_of
+from colibri.server.openai.messages import USUAL_EFFORT, Function, tool_of
 from colibri.server.openai.responses_input import (
     FunctionTool,
     NamedFunction,
@@ -89,6 +89,7 @@ class ResponsesBody(Body):
             parallel=self.parallel_tool_calls is not False,
             thinking=False if effort == "none" else None,
             effort=None if effort == "none" else effort,
+            usual_effort=USUAL_EFFORT,
             answer=None if self.text is None else self.text.answer(),
             **_choice(self.tool_choice),
         )

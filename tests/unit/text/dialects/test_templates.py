@@ -19,10 +19,9 @@ SILENT = {
     "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world",
     "meetkai-functionary-medium-v3.2", "microsoft-Phi-3.5-mini-instruct",
 }  # fmt: skip
-# Templates that the sandbox refuses, or that fail in themselves.
+# Templates that fail in themselves.
 FAILING = {
-    "Kimi-K2-Instruct", "Kimi-K2-Thinking", "fireworks-ai-llama-3-firefunction-v2",
-    "llama-cpp-deepseek-r1",
+    "fireworks-ai-llama-3-firefunction-v2", "llama-cpp-deepseek-r1",
 }  # fmt: skip
 ENDS = ("</s>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>")
 ARGUMENTS = {"city": "Pàris <b>", "days": 3}
