@@ -87,13 +87,14 @@ class Archive:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+        self._works = False
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._works:
                     self._save(*job)
-            except OSError as error:
+            except Exception as error:  # whatever it is: whoever waits must not wait for ever
                 self._works = False
                 self._note(f"conversations are not kept on disk any more: {error}")
             finally:

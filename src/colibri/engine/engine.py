@@ -171,7 +171,8 @@ class Engine:
         held = None if constraint is None else dict(constraint)
         request = GenerateRequest(prompt=tuple(self.checked(ids)), params=params, constraint=held)
         task = self._task(request, Listener(inbox.tell, inbox.fail), None, session, shared)
-        return Generation(task, self._drive(task, inbox, cancelled), self._memory)
+        ids_of = self._drive(task, inbox, cancelled)
+        return Generation(task, ids_of, self._scheduler.settle, self._memory)
 
     def _drive(self, task: Task, inbox: Inbox, cancelled: Cancelled) -> Ids:
         """Bound to no `Generation`, so that a reply which nobody holds any more ends at once."""

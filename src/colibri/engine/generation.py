@@ -53,12 +53,18 @@ class Generation:
     """
 
     def __init__(
-        self, task: Task, ids: Ids, memory: Callable[[Metrics], Metrics] = lambda metrics: metrics
+        self,
+        task: Task,
+        ids: Ids,
+        settle: Callable[[], None],
+        memory: Callable[[Metrics], Metrics],
     ) -> None:
+        """`settle` books what passes have cost, `memory` adds what the process has."""
         self.params: SamplingParams = task.request.params
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._task, self._ids, self._memory = task, ids, memory
+        self._task, self._ids = task, ids
+        self._settle, self._memory = settle, memory
 
     @property
     def prompt_tokens(self) -> int:
@@ -95,6 +101,8 @@ class Generation:
         Ids that nobody has asked for are not counted.
         """
         shown = len(self.token_ids)
+        if not self._task.is_over:
+            self._settle()
         metrics = self._task.metrics
         counted = replace(metrics, completion_tokens=shown, decode_tokens=max(0, shown - 1))
         return self._memory(counted)

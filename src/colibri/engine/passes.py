@@ -74,6 +74,8 @@ def _joined(
     parts: Sequence[Part],
 ) -> tuple[NDArray[np.int32], Batch, NDArray[np.int32]]:
     """The rows of all parts, one behind the other."""
+    if len(parts) == 1:
+        return _alone(parts[0])
     sizes = [len(part.ids) for part in parts]
     starts = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
     states = [part.session.state for part in parts]
@@ -90,6 +92,18 @@ def _joined(
         [part.wanted + start for part, start in zip(parts, starts, strict=True)]
     )
     return np.concatenate([part.ids for part in parts]), batch, wanted.astype(np.int32)
+
+
+def _alone(part: Part) -> tuple[NDArray[np.int32], Batch, NDArray[np.int32]]:
+    """The same for one part, which most passes have: a decode step is short."""
+    start, rows, state = part.session.position, len(part.ids), part.session.state
+    batch = Batch(
+        positions=np.arange(start, start + rows, dtype=np.int32),
+        members=np.zeros(rows, np.int32),
+        block_tables=state.table[None],
+        cells=np.array((state.cell,), np.int32),
+    )
+    return part.ids, batch, part.wanted
 
 
 def _tables(tables: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:

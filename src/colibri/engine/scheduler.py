@@ -58,6 +58,7 @@ class Scheduler:
         self._model, self._pool, self._counts = model, pool, counts
         self._booked, self._clock = booked, clock
         self._counted = counts()
+        self._sharing: set[Task] = set()  # whose traffic is counted since then
         self._waiting: deque[Choice] = deque()
         self._running: list[Choice] = []  # in order of admission
         self._in_pass: list[Choice] = []
@@ -93,7 +94,8 @@ class Scheduler:
             BusyError: too many wait already.
         """
         waiting, limits = self.num_waiting, self.limits
-        if waiting >= limits.max_waiting and self._running:
+        free = limits.max_sessions - self._num_taken()
+        if waiting >= limits.max_waiting + max(0, free):
             raise BusyError(
                 f"{waiting} requests wait already, as many as may: ask again later",
                 max(1.0, self._usual_s * waiting / limits.max_sessions),
@@ -150,8 +152,12 @@ class Scheduler:
 
     def _has_place(self, task: Task) -> bool:
         """All replies to a prompt get a place when the first does."""
-        taken = sum(len(other.unfinished) for other in self.tasks if other.was_started)
-        return task.was_started or taken + len(task.unfinished) <= self.limits.max_sessions
+        wanted = self._num_taken() + len(task.unfinished)
+        return task.was_started or wanted <= self.limits.max_sessions
+
+    def _num_taken(self) -> int:
+        """Places of replies whose request was started."""
+        return sum(len(task.unfinished) for task in self.tasks if task.was_started)
 
     def _has_room(self, choice: Choice) -> bool:
         """Whether it fits beside all that is running, as long as each is now."""
@@ -222,8 +228,11 @@ class Scheduler:
         return parts
 
     def _run(self, parts: Sequence[tuple[Choice, Ids, Ids]]) -> None:
-        start = self._clock()
         members = self._in_pass = [choice for choice, _, _ in parts]
+        tasks = {choice.task for choice in members}
+        if tasks != self._sharing:
+            self.settle(tasks)
+        start = self._clock()
         whole = [Part(c.session, ids, wanted) for c, ids, wanted in parts if c.session is not None]
         try:
             found = run_pass(self._model, whole, leaving=self._departures)
@@ -240,7 +249,8 @@ class Scheduler:
         seconds = self._clock() - start
         if all(logits is not None for logits in found):
             self._forecast.observe(sum(len(part.ids) for part in whole), seconds)
-        self._charge(members, seconds)
+        for task in tasks:
+            task.spend(seconds)
         for choice, logits in zip(members, found, strict=True):
             if logits is not None and choice.reason is None:
                 self._advance(choice, logits)
@@ -251,12 +261,18 @@ class Scheduler:
         self._leaving.clear()
         return left
 
-    def _charge(self, members: Sequence[Choice], seconds: float) -> None:
-        """Put a pass on the account of every task in it."""
+    def settle(self, sharing: set[Task] | None = None) -> None:
+        """Put the traffic since the last time on the account of all that shared the passes.
+
+        From now on it is that of `sharing`, by default the same ones.
+        """
         now = self._counts()
         traffic, self._counted = now - self._counted, now
-        for task in {choice.task for choice in members}:
-            task.spend(seconds, traffic)
+        for task in self._sharing:
+            task.spent.experts += traffic
+        if sharing is not None:
+            self._sharing = sharing
+        self._sharing = {task for task in self._sharing if not task.is_over}
 
     def _advance(self, choice: Choice, logits: NDArray[np.float32]) -> None:
         task, start = choice.task, self._clock()
@@ -270,7 +286,7 @@ class Scheduler:
             self._end(task, error)
             return
         now = self._clock()
-        task.spend(now - start, None)
+        task.spend(now - start)
         task.has_begun = True
         task.spent.ttft_s = task.spent.ttft_s or now - task.spent.requested
         self._waiting.extendleft(reversed(task.release()))
@@ -307,6 +323,7 @@ class Scheduler:
     def _conclude(self, task: Task) -> None:
         if not task.unfinished and not task.is_over:
             task.is_over = True
+            self.settle()
             self._usual_s += 0.2 * (self._clock() - task.spent.requested - self._usual_s)
             self._booked(task)
             task.listener.tell(Done(id=task.id, metrics=task.metrics))
@@ -323,6 +340,7 @@ class Scheduler:
         if task.is_over:
             return
         task.is_over, task.shared = True, False
+        self.settle()
         task.pending.clear()
         for choice in task.unfinished:
             choice.reason = FinishReason.CANCELLED

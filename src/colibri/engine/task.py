@@ -115,14 +115,12 @@ class Task:
             self.reader = found[0]
         return found
 
-    def spend(self, seconds: float, traffic: ExpertCounts | None) -> None:
-        """Put time and expert traffic on its account."""
+    def spend(self, seconds: float) -> None:
+        """Put time on its account."""
         if self.has_begun:
             self.spent.decode_s += seconds
         else:
             self.spent.prefill_s += seconds
-        if traffic is not None:
-            self.spent.experts += traffic
 
     @property
     def metrics(self) -> Metrics:

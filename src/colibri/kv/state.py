@@ -114,7 +114,8 @@ class KVState:
         if self.is_recurrent and self._cell == NO_CELL:
             self._cell = self._new_cell()
             self._pool.clear_cell(self._cell)
-        self._blocks += self._pool.allocate(needed - len(self._blocks))
+        if needed > len(self._blocks):
+            self._blocks += self._pool.allocate(needed - len(self._blocks))
         self._length = length
 
     def missing(self, length: int) -> tuple[int, int]:

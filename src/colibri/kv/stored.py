@@ -19,6 +19,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -97,15 +98,16 @@ class StoredStates:
         names = [name for name, _ in _prefixes(ids)]
         with self._lock:
             known = list(self._files)
-        present = set(known)
+        present, tails = set(known), defaultdict(list)
+        for name in known:
+            tails[name.partition("-")[0]].append(name)
         whole = next(
             (i for i, name in enumerate(names[1:]) if f"{name}{BLOCK}" not in present),
             len(names) - 1,
         )
         paths = tuple(self._directory / f"{name}{BLOCK}" for name in names[1 : whole + 1])
         for blocks in range(whole, -1 if self._recurrent else whole - 1, -1):
-            tails = [name for name in known if name.startswith(f"{names[blocks]}-")]
-            tail = self._best_tail(tails, ids[blocks * KV_BLOCK :])
+            tail = self._best_tail(tails[names[blocks]], ids[blocks * KV_BLOCK :])
             if tail is not None:
                 length, path = tail
                 return Stored(blocks * KV_BLOCK + length, paths[:blocks], path)

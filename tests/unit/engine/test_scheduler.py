@@ -122,6 +122,31 @@ def test_the_queue_is_bounded() -> None:
     assert first.reason() is second.reason() is FinishReason.LENGTH
 
 
+def test_the_queue_is_bounded_before_anything_runs() -> None:
+    engine = batching(CounterModel(), max_sessions=2, max_waiting=1)
+    for number in range(3):
+        ask(engine, [number])
+    with pytest.raises(BusyError):
+        ask(engine, [3])
+
+
+def test_traffic_is_that_of_the_passes_taken_part_in() -> None:
+    """Each pass asks for three experts, whoever is in it."""
+    model = CounterModel()
+    engine = batching(model)
+    heard = [ask(engine, [n], SamplingParams(max_tokens=2 + 3 * n)) for n in range(2)]
+    run(engine)
+    late = ask(engine, [9], SamplingParams(max_tokens=1))
+    run(engine)
+    counts = []
+    for reply in (*heard, late):
+        done = reply.events[-1]
+        assert isinstance(done, Done)
+        counts.append(done.metrics.experts.requests)
+    assert counts == [3 * 2, 3 * 5, 3]
+    assert engine.metrics().experts.requests == 3 * 6
+
+
 @pytest.mark.parametrize("layer", range(3))
 def test_a_member_leaves_between_two_layers(model: CounterModel, layer: int) -> None:
     """The others neither notice nor start again."""
