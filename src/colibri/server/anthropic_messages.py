@@ -49,7 +49,7 @@ class ToolChoice(Body):
 
 
 class ThinkingConfig(Body):
-    """Whether to reason. `budget_tokens` is a wish: reasoning is not cut off."""
+    """Whether to reason, and how many tokens at most."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -94,6 +94,7 @@ def conversation_of(
         messages=messages,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())],
         thinking=_thinking(thinking),
+        budget=None if thinking is None else thinking.budget_tokens,
         effort=config.effort,
         usual_effort=USUAL_EFFORT,
         answer=None if config.format is None else {"json_schema": config.format.schema},

@@ -11,7 +11,7 @@ from colibri.server.problems import FieldError, Problem
 from colibri.server.served_model import ServedModel
 from colibri.text import encode_chat
 from colibri.text.dialects import Dialect
-from colibri.text.dialects.demanded import call_grammar, reasoning_prefix
+from colibri.text.dialects.demanded import any_answer, call_grammar, reasoning_prefix
 from colibri.text.dialects.dialect import Tools
 from colibri.text.tokenizer import Tokenizer
 
@@ -33,6 +33,7 @@ class Conversation:
         thinking: whether to reason; None leaves it to the template.
         effort: how much to reason, in the template's own words.
         usual_effort: the API's own default: no demand where the template knows no degrees.
+        budget: tokens of reasoning at most.
         variables: further variables of the template.
         answer: what the answer is held to, see `colibri.text.constraint`.
     """
@@ -45,6 +46,7 @@ class Conversation:
     thinking: bool | None = None
     effort: str | None = None
     usual_effort: str | None = None
+    budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     answer: Mapping[str, Any] | None = None
 
@@ -190,13 +192,21 @@ def _constraint(
         name = conversation.tool_name
         wanted = tools if name is None else {name: tools[name]}
         grammar = call_grammar(
-            model.dialect, tokenizer, wanted, prompt=tail, parallel=conversation.parallel
+            model.dialect,
+            tokenizer,
+            wanted,
+            prompt=tail,
+            parallel=conversation.parallel,
+            budget=conversation.budget,
         )
         return {"grammar": grammar}
-    if conversation.answer is None:
+    answer = conversation.answer
+    if answer is None and conversation.budget is None:
         return None
-    prefix = reasoning_prefix(model.dialect, tokenizer, tail)
-    return {**conversation.answer, **({} if prefix is None else {"prefix": prefix})}
+    prefix = reasoning_prefix(model.dialect, tokenizer, tail, conversation.budget)
+    if answer is None:
+        answer = {"grammar": any_answer(model.dialect, tokenizer)}
+    return {**answer, **({} if prefix is None else {"prefix": prefix})}
 
 
 def _marks(

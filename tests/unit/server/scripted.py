@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -289,6 +290,8 @@ def running(directory: Path, **limits: Any) -> Iterator[Running]:
         listening.set()
         await task
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # client and server wait for each other by turns
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     try:
@@ -298,3 +301,4 @@ def running(directory: Path, **limits: Any) -> Iterator[Running]:
     finally:
         server[0].should_exit = True
         thread.join(10)
+        sys.setswitchinterval(interval)

@@ -118,6 +118,19 @@ def test_thinking(server: Running, client: anthropic.Anthropic) -> None:
     assert [block.type for block in message.content] == ["thinking", "text"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_within_its_budget(
+    server: Running, client: anthropic.Anthropic, stream: bool
+) -> None:
+    server.service.replies = [f"abcdefgh</think>hi{CALL}"]
+    message = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 5}, tools=[TOOL])
+    assert message.content[0].thinking == "abcde"
+    server.service.requests.clear()
+    message = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 50}, tools=[TOOL])
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
+    assert message.content[0].thinking == "abcdefgh"
+
+
 def test_counting(server: Running, client: anthropic.Anthropic) -> None:
     count = client.messages.count_tokens(model="scripted", messages=ASK)
     assert count.input_tokens == 4

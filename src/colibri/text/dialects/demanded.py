@@ -20,26 +20,35 @@ _PLACES = re.compile(r"(\$(?:name|json|arguments|key|value|type|string))")
 _BLANKS = r"/[ \n]{0,4}/"  # not any number: some models would never stop
 
 
-def reasoning_prefix(dialect: Dialect, tokenizer: Tokenizer, prompt: str) -> str | None:
+def reasoning_prefix(
+    dialect: Dialect, tokenizer: Tokenizer, prompt: str, budget: int | None = None
+) -> str | None:
     """What may come before an answer, as a prefix of a constraint; None for nothing.
 
-    `prompt` is how the rendered prompt ends: reasoning that it has opened must be closed; other
-    reasoning may be.
+    Args:
+        dialect: how replies are spelled.
+        tokenizer: the checkpoint's.
+        prompt: how the rendered prompt ends: reasoning that it has opened must be closed; other
+            reasoning may be.
+        budget: tokens of reasoning at most; then it is closed.
+
+    Raises:
+        RequestError: the budget cannot be enforced.
     """
-    grammar = _Grammar(tokenizer)
+    grammar = _Grammar(tokenizer, budget)
     header = dialect.header
     if header is not None:
         return _header_prefix(dialect, grammar, prompt)
     open_end = dialect.reasoning_end(prompt)
     if open_end is not None:
         answer = grammar.literal(dialect.answer)
-        return grammar.text(f"{grammar.until(open_end)} {_BLANKS} {answer}")
+        return grammar.text(f"{grammar.reasoning(open_end)} {_BLANKS} {answer}")
     if not dialect.reasoning:
         return None
     opening, closing = dialect.reasoning[0]
     if prompt.rstrip().endswith(closing.rstrip()):
         return None
-    first = f"({grammar.literal(opening)} {grammar.until(closing)} {_BLANKS})?"
+    first = f"({grammar.literal(opening)} {grammar.reasoning(closing)} {_BLANKS})?"
     return grammar.text(f"{first} {grammar.literal(dialect.answer)}")
 
 
@@ -49,16 +58,28 @@ def _header_prefix(dialect: Dialect, grammar: _Grammar, prompt: str) -> str | No
         return None
     think = dialect.answer.replace("final", header.reasoning)
     again = grammar.literal(f"{header.openings[0]}assistant")
-    first = f"({grammar.literal(think)} {grammar.until(header.ends[0])} {again})?"
+    first = f"({grammar.literal(think)} {grammar.reasoning(header.ends[0])} {again})?"
     return grammar.text(f"{first} {grammar.literal(dialect.answer)}")
 
 
+def any_answer(dialect: Dialect, tokenizer: Tokenizer) -> str:
+    """An answer that is held to nothing: any text and the dialect's own control tokens."""
+    ids = sorted(tokenizer.ids_within(dialect.markers))
+    return "start: any*\nany: " + " | ".join(["/(?s:.+)/", *(f"<[{id}]>" for id in ids)])
+
+
 def call_grammar(
-    dialect: Dialect, tokenizer: Tokenizer, tools: Tools, *, prompt: str, parallel: bool
+    dialect: Dialect,
+    tokenizer: Tokenizer,
+    tools: Tools,
+    *,
+    prompt: str,
+    parallel: bool,
+    budget: int | None = None,
 ) -> str:
     """A reply that calls at least one of the functions, each as its schema says.
 
-    `parallel` allows further calls.
+    `parallel` allows further calls; `budget` as for `reasoning_prefix`.
 
     Raises:
         RequestError: calls in this dialect cannot be demanded.
@@ -68,7 +89,7 @@ def call_grammar(
             f"tool_choice cannot be enforced for tool calls that are spelled as {dialect.name}: "
             'leave it at "auto"'
         )
-    grammar = _Grammar(tokenizer)
+    grammar = _Grammar(tokenizer, budget)
     written, argument = dialect.written
     calls = [
         _written_call(grammar, written, argument, name, schema) for name, schema in tools.items()
@@ -86,15 +107,15 @@ def _may_repeat(dialect: Dialect) -> bool:
 def _before_calls(dialect: Dialect, grammar: _Grammar, prompt: str) -> str:
     header, end = dialect.header, dialect.reasoning_end(prompt)
     if end is not None:
-        return f"{grammar.until(end)} {_BLANKS}"
+        return f"{grammar.reasoning(end)} {_BLANKS}"
     if header is not None:
         think = grammar.literal(dialect.answer.replace("final", header.reasoning))
         again = grammar.literal(f"{header.openings[0]}assistant")
-        return f"({think} {grammar.until(header.ends[0])} {again})?"
+        return f"({think} {grammar.reasoning(header.ends[0])} {again})?"
     if not dialect.reasoning or prompt.rstrip().endswith(dialect.reasoning[0][1].rstrip()):
         return _BLANKS
     opening, closing = dialect.reasoning[0]
-    return f"({grammar.literal(opening)} {grammar.until(closing)})? {_BLANKS}"
+    return f"({grammar.literal(opening)} {grammar.reasoning(closing)})? {_BLANKS}"
 
 
 def _written_call(
@@ -145,8 +166,9 @@ def _argument(grammar: _Grammar, written: str, key: str, schema: Mapping[str, An
 class _Grammar:
     """Rules as they are added."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, budget: int | None = None) -> None:
         self._spellings = tokenizer.spellings
+        self._budget = budget
         self._rules: list[str] = []
 
     def text(self, first: str) -> str:
@@ -170,6 +192,17 @@ class _Grammar:
             parts += [quoted(plain)] if plain else []
             parts += [f"<[{token.id}]>"] if token is not None else []
         return " ".join(parts)
+
+    def reasoning(self, closing: str) -> str:
+        """Reasoning and what closes it, within the budget."""
+        if self._budget is None:
+            return self.until(closing)
+        if next(iter(self._spellings.split(closing)))[1]:
+            raise RequestError(
+                f"budget_tokens cannot be enforced: the vocabulary has no token for {closing!r}"
+            )
+        limited = self.rule("/(?s:.*)/", f"[max_tokens={self._budget}]")
+        return f"{limited} {self.literal(closing)}"
 
     def until(self, marker: str) -> str:
         """Any text, and the marker that ends it."""
