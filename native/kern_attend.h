@@ -177,7 +177,7 @@ static void attend_block(const attention_job *job, bunch *b, int64_t start, int6
     const int64_t hd = job->layer->head_dim, size = item_size(job->kv->format), h = b->kv_head;
     uint8_t *keys = key_of(job, b->rows[0], from), *values = keys + keys_nbytes(job);
     const uint8_t *k = keys + h * head_nbytes(job), *v = values + h * head_nbytes(job);
-    const uint8_t *next = to < last ? key_of(job, b->rows[0], to + 1) + h * head_nbytes(job) : v;
+    const uint8_t *next = to < last ? key_of(job, b->rows[0], to + 1) + h * head_nbytes(job) : k; /* while K is used, the next K is asked for */
     const int is_int8 = job->kv->format == INT8_ROWS_CODE;
     float p[QUERIES * WEIGHT_STRIDE], near[MOST_RELATIVE * BLOCK], *scores[QUERIES];
     int begin[QUERIES], end[QUERIES], is_near = 0;
@@ -189,7 +189,7 @@ static void attend_block(const attention_job *job, bunch *b, int64_t start, int6
         scores[i] = p + i * WEIGHT_STRIDE;
     }
     if (!any) return;
-    const mix scoring = {k, BLOCK * size, hd, (from - start) / 32 * 32, (to - start) / 32 * 32 + 32, v, 1};
+    const mix scoring = {k, BLOCK * size, hd, (from - start) / 32 * 32, (to - start) / 32 * 32 + 32, next, 1};
     mix_rows(job->kv->format, &scoring, b->q, scores, b->num);
     for (int i = 0; i < b->num; i++) {
         if (!seen[i]) continue;
@@ -199,7 +199,7 @@ static void attend_block(const attention_job *job, bunch *b, int64_t start, int6
         weigh_keys(scores[i], seen[i], &b->s[i], hd);
         if (is_int8) multiply_by(scales_of(job, values, h), scores[i]);
     }
-    add_values(job->kv->format, (mix){v, hd * size, 0, 0, hd, next, 0}, b, p, begin, end);
+    add_values(job->kv->format, (mix){v, hd * size, 0, 0, hd, next + keys_nbytes(job), 0}, b, p, begin, end);
 }
 
 /* What a split holds for the queries of a bunch; a query that sees none of it keeps max = -inf. */
