@@ -40,21 +40,27 @@ def facts_of_model(description: Description) -> dict[str, Any]:
     dense = sum(math.prod(tensor.parameter.shape) for tensor in description.dense)
     per_expert = {x.layer: sum(p.rows * p.columns for p in x.parts) for x in layouts}
     files = {tensor.spec.file for tensor in description.dense} | set(description.experts.files)
+    files |= {spec.file for table in description.tables for spec in table.shards}
+    on_disk = sum(math.prod(table.parameter.shape) for table in description.tables)
+    by_rows = sum(table.num_read_per_token for table in description.tables)
     active = sum(moe.num_experts_per_tok * per_expert[i] for i, moe in sparse)
     return {
         "model": str(checkpoint.directory),
         "family": blueprint.family.model_type,
         "num_layers": config.num_hidden_layers,
         "num_moe_layers": len(sparse),
-        "num_experts": max((moe.num_experts for _, moe in sparse), default=0),
+        "num_experts": max((x.num_experts for x in layouts), default=0),
         "num_experts_per_tok": max((moe.num_experts_per_tok for _, moe in sparse), default=0),
-        "num_parameters": dense + sum(x.num_experts * per_expert[x.layer] for x in layouts),
-        "num_active_parameters": dense + active,
+        "num_parameters": dense
+        + on_disk
+        + sum(x.num_experts * per_expert[x.layer] for x in layouts),
+        "num_active_parameters": dense + by_rows + active,
         "max_position_embeddings": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "formats": list(description.formats()),
         "num_files": len(files),
         "dense_bytes": description.dense_nbytes,
+        "table_bytes": sum(table.nbytes for table in description.tables),
         "experts_bytes": sum(x.num_experts * x.record_nbytes for x in layouts),
         "left_aside": description.left_aside,
         "ignored_files": [file.name for file in checkpoint.ignored_files],

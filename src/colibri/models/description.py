@@ -88,6 +88,11 @@ class TableTensor:
         return sum(spec.nbytes for spec in self.shards)
 
     @property
+    def num_read_per_token(self) -> int:
+        """Numbers that one token reads."""
+        return self.parameter.rows_per_token * self.parameter.shape[1]
+
+    @property
     def nbytes_per_token(self) -> int:
         """Bytes that one token reads."""
         return self.parameter.rows_per_token * self.stored.nbytes((1, self.parameter.shape[1]))

@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from colibri.cli.main import app
+from colibri.models import inkling_text, qwen4_exp
 from colibri.models.registry import get_family
+from tests.tiny import write_tiny
 
 
 def coli(*arguments: str) -> Result:
@@ -30,6 +32,21 @@ def test_plan_for_people(tiny: Path) -> None:
     assert "More expert_slots would fit" in text
     assert "budget" in text
     assert "All experts stay in memory" in coli("plan", str(tiny)).stdout
+
+
+def test_tables_that_stay_on_disk_are_told(tmp_path: Path) -> None:
+    path = str(write_tiny(tmp_path, qwen4_exp.FAMILY))
+    plan = json.loads(coli("plan", path, "--json").stdout)
+    assert (plan["table_bytes"], plan["table_bytes_per_token"]) == (4 * 12 * (416 + 480), 384)
+    assert "stay on disk: a token reads 384" in coli("plan", path).stdout
+    facts = json.loads(coli("info", path, "--json").stdout)
+    assert facts["table_bytes"] == plan["table_bytes"]
+    assert facts["num_parameters"] > 12 * (416 + 480) + facts["num_active_parameters"] - 2 * 48
+
+
+def test_shared_experts_with_rows_of_the_router_are_no_routed_ones(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, inkling_text.FAMILY)
+    assert json.loads(coli("info", str(path), "--json").stdout)["num_experts"] == 16
 
 
 def test_info(tiny: Path) -> None:
