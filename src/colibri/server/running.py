@@ -117,12 +117,13 @@ async def run(
         if server.listening.is_set():
             on_listening(*server.address)
             await asyncio.wait({starting, running}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and not running.done():
+            if starting.done() and not server.should_exit:  # or it was stopped while loading
                 on_ready(starting.result())
     except Exception:
         server.should_exit = True
         raise
     finally:
         await running
-        listening.cancel()
-        starting.cancel()
+        for task in (listening, starting):
+            task.cancel()
+        await asyncio.gather(listening, starting, return_exceptions=True)

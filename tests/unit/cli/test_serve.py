@@ -93,6 +93,14 @@ def test_an_engine_that_dies_is_started_again(http: httpx.Client, served: Served
     assert statuses <= {200, 503}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_stopped_while_it_loads(tmp_path: Path, number: int) -> None:
+    served = Served("--cache-dir", str(tmp_path))
+    assert served.stop(number) == 0
+    assert served.said.endswith("coli: stopped\n")
+    assert "error" not in served.said
+
+
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     result = subprocess.run(
         [*COMMAND, "--model", str(tmp_path)],
