@@ -83,12 +83,17 @@ def peak_memory(run: Run) -> Iterator[Figure]:
 
 
 def budgets_of(run: Run, context: int | None) -> list[int]:
-    """Budgets from the least that the model needs to about enough for all its experts.
+    """Budgets from the least that the model needs to about enough for all its experts."""
+    with _worker(run, expert_slots=run.shape[2], context_length=context) as worker:
+        plan: Plan = worker.ask("plan")
+    return spread(run, plan, context)
+
+
+def spread(run: Run, plan: Plan, context: int | None) -> list[int]:
+    """The same for a `plan` with slots for the experts of one token in one layer.
 
     Where the `context` is left to the budget, the least has room for one block of K/V.
     """
-    with _worker(run, expert_slots=run.shape[2], context_length=context) as worker:
-        plan: Plan = worker.ask("plan")
     least = plan.budget_bytes - plan.spare_bytes + _MARGIN
     if context is None:
         least -= plan.kv_bytes - plan.kv_bytes // max(1, plan.num_kv_blocks)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from colibri.checkpoint.experts import ExpertIndex
-from colibri.lab.bench_budget import NUM_BUDGETS, budgets_of
+from colibri.lab.bench_budget import NUM_BUDGETS, spread
 from colibri.lab.figure import Figure, files_bytes
 from colibri.lab.routed import token_ids
 from colibri.lab.stream_bench import Run
@@ -25,6 +25,7 @@ from colibri.memory.expert_store import ExpertStore
 from colibri.memory.null import VirtualDisk
 from colibri.memory.policies import make_policy
 from colibri.memory.slot_classes import slot_classes
+from colibri.models.plan import Plan
 
 NUM_TRACES = 50
 BARS = {"lru": 1.0, "mixed": 1.002}  # bytes over those of the next smaller budget
@@ -93,15 +94,18 @@ def worst_ratio(found: Sequence[Replayed]) -> tuple[float, float]:
 def sweep_bytes(run: Run) -> Iterator[Figure]:
     """Bytes at each budget over those at the next smaller one; the worst of all traces counts."""
     for regime, context in (("fixed context", run.context_length), ("default context", None)):
-        slots = [_slots(run, ram, context) for ram in budgets_of(run, context)]
+        least = _plan(run, context, expert_slots=run.shape[2])
+        slots = [_plan(run, context, ram=ram).slots for ram in spread(run, least, context)]
         for eviction, bar in BARS.items():
             yield _swept(run, f"{eviction}, {regime}", slots, eviction, bar)
 
 
-def _slots(run: Run, ram: int, context: int | None) -> tuple[int, ...]:
-    """Of each class, as the plan for a budget has it."""
-    wanted = replace(run.settings, ram=ram, expert_slots=None, context_length=context)
-    return prepare(wanted).plan.slots
+def _plan(
+    run: Run, context: int | None, ram: int | None = None, expert_slots: int | None = None
+) -> Plan:
+    """How a budget would be divided, or what so many slots would take."""
+    wanted = replace(run.settings, ram=ram, expert_slots=expert_slots, context_length=context)
+    return prepare(wanted).plan
 
 
 def _swept(
