@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +94,7 @@ class ConvertReport:
         source_bytes: bytes of the files that were read.
         total_bytes: bytes of experts and dense tensors.
         elapsed_s: the time of this run.
+        left_aside: tensors of the source that are not in the container, counted by part.
     """
 
     directory: Path
@@ -102,6 +103,7 @@ class ConvertReport:
     source_bytes: int
     total_bytes: int
     elapsed_s: float
+    left_aside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -118,6 +120,7 @@ def convert(
     family: str,
     experts: Format | None,
     down: Format | None = None,
+    left_aside: Mapping[str, int] | None = None,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> ConvertReport:
     """Write `checkpoint` to `destination` as a container.
@@ -130,6 +133,7 @@ def convert(
         family: the model_type of the configuration.
         experts: the format that experts get; None keeps theirs.
         down: the format of their down_proj, where it should be another; rounding costs most there.
+        left_aside: what is not converted, for the report.
         progress: told after every expert.
 
     Raises:
@@ -163,6 +167,7 @@ def convert(
         source_bytes=sum(path.stat().st_size for path in _files(checkpoint)),
         total_bytes=job.total_bytes,
         elapsed_s=time.monotonic() - began,
+        left_aside=left_aside or {},
     )
 
 

@@ -98,13 +98,15 @@ def stopped(destination: Path) -> str:
 
 
 def summary(report: ConvertReport) -> str:
-    """One line: bytes before and after, their ratio, time, and what an earlier run had done."""
+    """One line: bytes before and after, time, what was kept of an earlier run, what left aside."""
     kept = f", {report.num_kept_layers} of them from an earlier run"
+    parts = [f"{part} ({count} tensors)" for part, count in report.left_aside.items()]
+    aside = f"; left aside: {', '.join(parts)}" if parts else ""
     return (
         f"{report.directory}: {format_bytes(report.total_bytes)} from "
         f"{format_bytes(report.source_bytes)} (x {report.ratio:.2f} smaller), "
         f"{report.num_layers} layers of experts{kept if report.num_kept_layers else ''}, "
-        f"in {format_seconds(report.elapsed_s)}"
+        f"in {format_seconds(report.elapsed_s)}{aside}"
     )
 
 
@@ -118,4 +120,5 @@ def as_json(report: ConvertReport) -> dict[str, Any]:
         "total_bytes": report.total_bytes,
         "ratio": report.ratio,
         "elapsed_s": report.elapsed_s,
+        "left_aside": dict(report.left_aside),
     }

@@ -155,8 +155,16 @@ class Description:
     @property
     def left_aside(self) -> dict[str, int]:
         """How many tensors are not used, by the part of the checkpoint that they belong to."""
-        parts = (re.match(r"(model\.)?[^.]+", name) for name in self.ignored)
-        return dict(Counter(found.group() for found in parts if found))
+        return dict(Counter(self._part(name) for name in self.ignored))
+
+    def _part(self, name: str) -> str:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if name.startswith(("mtp.", "model.mtp")) or (
+            layer and int(layer[1]) >= len(self.blueprint.layers)
+        ):
+            return "drafting heads"
+        found = re.match(r"(model\.)?[^.]+", name)
+        return found.group() if found else name
 
     @property
     def left_aside_text(self) -> str:

@@ -9,7 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 from colibri import LLM
 from colibri.checkpoint.index import Checkpoint
-from colibri.models import qwen3_5_moe
+from colibri.cli.convert import as_json, summary
+from colibri.models import glm4_moe, qwen3_5_moe
+from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from tests.tiny import write_tiny
 
@@ -26,9 +28,17 @@ def test_what_is_not_used_is_counted_by_part(
     save_file(tensors | extra, file)
     (path / "model.safetensors.index.json").unlink(missing_ok=True)
     description = Description.of(Checkpoint.open(path))
-    assert description.left_aside == {"model.visual": 2, "mtp": 1}
+    assert description.left_aside == {"model.visual": 2, "drafting heads": 1}
     with caplog.at_level(logging.WARNING), LLM.open(path, kernels="reference"):
         pass
     said = [text for text in caplog.messages if "not read" in text]
-    what = "model.visual (2 tensors), mtp (1 tensor)"
+    what = "model.visual (2 tensors), drafting heads (1 tensor)"
     assert said == [f"tensors that this model does without are not read: {what}"]
+
+
+def test_conversion_says_that_drafting_heads_do_not_come_along(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "from", glm4_moe.FAMILY, heads=2)
+    report = convert_model(path, tmp_path / "to", experts=None)
+    counts = {"drafting heads": len(Description.of(Checkpoint.open(path)).ignored)}
+    assert report.left_aside == as_json(report)["left_aside"] == counts
+    assert f"drafting heads ({counts['drafting heads']} tensors)" in summary(report)

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from colibri import LLM
 from colibri.checkpoint.index import Checkpoint
 from colibri.errors import CheckpointError, UnsupportedModelError
-from colibri.models import qwen4_exp
+from colibri.models import convert, qwen4_exp
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from tests.tiny import write_tiny
@@ -45,6 +45,18 @@ def test_shards_are_one_table_and_conversion_keeps_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(parts), wanted)
     convert_model(parts, tmp_path / "container", experts=None)
     np.testing.assert_array_equal(logits(tmp_path / "container"), wanted)
+
+
+@pytest.mark.parametrize("heights", [(-1,), (100, 7, -1), (0, 416)])
+def test_conversion_holds_no_more_than_a_shard_of_a_table(
+    heights: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = sharded(tmp_path / "parts", *heights)
+    monkeypatch.setattr(convert, "_SHARD_BYTES", 33 * 48)
+    convert_model(parts, tmp_path / "to", experts=None)
+    tables = Description.of(Checkpoint.open(tmp_path / "to")).tables
+    assert all(shard.nbytes <= 33 * 48 for table in tables for shard in table.shards)
+    np.testing.assert_array_equal(logits(tmp_path / "to"), logits(parts))
 
 
 def test_tables_are_planned_and_counted_but_not_loaded(tmp_path: Path) -> None:
