@@ -1,7 +1,14 @@
 """What sequences keep: a pool of blocks and cells, and the state of one sequence."""
 
 from colibri.kv.pool import KVPool, LayerState
-from colibri.kv.shape import KVFormat, Plane, StateShape, block_nbytes, cell_nbytes
+from colibri.kv.shape import (
+    KVFormat,
+    Plane,
+    StateShape,
+    block_nbytes,
+    cell_nbytes,
+    fills_blocks,
+)
 from colibri.kv.state import MOST_SNAPSHOTS, KVState
 from colibri.kv.stored import Stored, StoredStates, common_length
 
@@ -18,4 +25,5 @@ __all__ = [
     "block_nbytes",
     "cell_nbytes",
     "common_length",
+    "fills_blocks",
 ]

@@ -68,6 +68,11 @@ class StateShape:
         return padded(self.cell_nbytes, _ALIGN)
 
 
+def fills_blocks(stride: int) -> bool:
+    """Whether an entry of so many positions ends where blocks do."""
+    return stride > 0 and (KV_BLOCK % stride == 0 or stride % KV_BLOCK == 0)
+
+
 def block_nbytes(layers: Sequence[StateShape], fmt: KVFormat) -> int:
     """Bytes of one block: 64 positions of all layers; a line where no layer keeps any."""
     return sum(shape.block_nbytes(fmt) for shape in layers) or _ALIGN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from colibri.kernels.api import KV_BLOCK
+from colibri.kv import fills_blocks
 from colibri.models.config import SLIDING, BaseConfig
 from colibri.nn.rope import Rope
 from colibri.nn.shared_key import CompressedAttention, Compression, EntryIndex
@@ -53,6 +55,7 @@ PUBLISHED = tuple(
 )
 AS_PUBLISHED = tuple((ours, theirs) for theirs, ours in reversed(_NAMES))
 _RATES: Mapping[str, int] = {_SPARSE: 4, _HEAVY: 128}
+_ROPES = ("main", "compress")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,62 +95,88 @@ class CompressedConfig(BaseConfig):
         self.require(whole, "o_groups", "must divide num_attention_heads")
         self.require(self.o_lora_rank % 8 == 0, "o_lora_rank", "must be a multiple of 8")
         width, rotated = min(self.head_width, self.index_head_dim), self.rotary_width
-        key = "partial_rotary_factor" if self.qk_rope_head_dim is None else "qk_rope_head_dim"
+        key = "rope_parameters" if self.qk_rope_head_dim is None else "qk_rope_head_dim"
         fits = 0 < rotated <= width and rotated % 2 == 0
         self.require(fits, key, f"must rotate an even number of dims, at most {width}")
         key = "compress_ratios" if self.layer_types is None else "layer_types"
         enough = len(self.kinds) >= self.num_hidden_layers  # drafting layers have entries too
         self.require(enough, key, f"must have {self.num_hidden_layers} entries")
         for stride, _ in self.kinds:
-            blocks = stride > 0 and (KV_BLOCK % stride == 0 or stride % KV_BLOCK == 0)
             self.require(
-                stride == 0 or blocks,
+                stride == 0 or fills_blocks(stride),
                 key if self.layer_types is None else "compress_rates",
                 f"gives {stride}, which neither divides {KV_BLOCK} nor is a multiple of it",
             )
 
-    @property
+    @cached_property
     def rotary_width(self) -> int:
-        """Dims of a head that are rotated."""
+        """Dims of a head that are rotated, an eighth where no key says; all that say must agree."""
+        parts = self._two_ropes or (self.rope_parameters,)
+        given = [self.partial_rotary_factor, *(x.get("partial_rotary_factor") for x in parts)]
+        shares = [share for share in given if share is not None]
+        fits = all(type(share) in (int, float) and 0 <= share <= 1 for share in shares)
+        self.require(fits, "rope_parameters", "must have a partial_rotary_factor of 0 to 1")
+        widths = {int(self.head_width * share) for share in shares}
         if self.qk_rope_head_dim is not None:
-            return self.qk_rope_head_dim
-        given = self.rope_parameters.get("main") or self.rope_parameters
-        share = given.get("partial_rotary_factor", self.partial_rotary_factor)
-        return int(self.head_width * (0.125 if share is None else share))
+            widths.add(self.qk_rope_head_dim)
+        rule = f"and partial_rotary_factor rotate {sorted(widths)} dims: they mean the same"
+        self.require(len(widths) < 2, "qk_rope_head_dim", rule)
+        return widths.pop() if widths else self.head_width // 8
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, bool], ...]:
         """For each layer the positions of an entry (0: a window alone), and whether it selects."""
-        if self.layer_types is None:
-            ratios = self.compress_ratios or self._usual_ratios()
-            return tuple((m if m > 1 else 0, m == _SPARSE_RATIO) for m in ratios)
-        rates = {SLIDING: 0, **_RATES, **(self.compress_rates or {})}
-        unknown = {*self.layer_types} - {SLIDING, *_RATES}
-        self.require(not unknown, "layer_types", f"may only be {[SLIDING, *_RATES]}")
-        given = all(
-            type(rate) is int and rate > 1 for kind, rate in rates.items() if kind != SLIDING
-        )
+        rates = {**_RATES, **(self.compress_rates or {})}
+        given = all(type(rate) is int and rate > 1 for rate in rates.values())
         self.require(given, "compress_rates", "must be whole numbers above 1")
-        return tuple((rates[kind], kind == _SPARSE) for kind in self.layer_types)
+        self.require({*rates} <= {*_RATES}, "compress_rates", f"may only be of {[*_RATES]}")
+        if self.layer_types is None and self.compress_ratios:
+            found = self._by_ratio
+            apart = {(rates[_SPARSE], True), (rates[_HEAVY], False), (0, False)}
+            agree = self.compress_rates is None or {*found} <= apart
+            self.require(agree, "compress_rates", "and compress_ratios differ: remove one of them")
+            return found
+        kinds = self._usual_kinds() if self.layer_types is None else self.layer_types
+        unknown = {*kinds} - {SLIDING, *_RATES}
+        self.require(not unknown, "layer_types", f"may only be {[SLIDING, *_RATES]}")
+        found = tuple((rates.get(kind, 0), kind == _SPARSE) for kind in kinds)
+        agree = not self.compress_ratios or all(map(operator.eq, found, self._by_ratio))
+        self.require(agree, "compress_ratios", "and layer_types differ: remove one of them")
+        return found
 
-    def _usual_ratios(self) -> tuple[int, ...]:
+    @property
+    def _by_ratio(self) -> tuple[tuple[int, bool], ...]:
+        """As `kinds`, from `compress_ratios`."""
+        ratios = self.compress_ratios or ()
+        self.require(all(m >= 0 for m in ratios), "compress_ratios", "must not be negative")
+        return tuple((m if m > 1 else 0, m == _SPARSE_RATIO) for m in ratios)
+
+    def _usual_kinds(self) -> tuple[str, ...]:
         """Two layers see all entries, then every second one selects."""
-        sparse, heavy = _RATES[_SPARSE], _RATES[_HEAVY]
-        return tuple(
-            sparse if index > 2 and index % 2 else heavy for index in range(self.num_hidden_layers)
-        )
+        layers = range(self.num_hidden_layers)
+        return tuple(_SPARSE if index > 2 and index % 2 else _HEAVY for index in layers)
+
+    @cached_property
+    def _two_ropes(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+        """The parameters of both ropes, where they are given apart."""
+        given = self.rope_parameters
+        if not given.keys() & {*_ROPES}:
+            return None
+        whole = given.keys() == {*_ROPES} and all(isinstance(x, Mapping) for x in given.values())
+        self.require(whole, "rope_parameters", f"must hold {' and '.join(_ROPES)}, nothing else")
+        return given[_ROPES[0]], given[_ROPES[1]]
 
     @cached_property
     def ropes(self) -> tuple[Rope, Rope]:
         """That of layers that see a window alone, and that of the others."""
+        if self._two_ropes is not None:
+            main, compress = self._two_ropes
+            return self._rope(main), self._rope(compress)
         given = dict(self.rope_parameters)
-        if "main" in given and "compress" in given:
-            return self._rope(given["main"]), self._rope(given["compress"])
-        main = {"rope_theta": given.get("rope_theta", self.default_rope_theta)}
+        theta = {"rope_theta": given.get("rope_theta", self.default_rope_theta)}
         scaled = {"attention_factor": 1.0} if given.get("rope_type") == "yarn" else {}
-        return self._rope(main), self._rope(
-            {**scaled, **given, "rope_theta": self.compress_rope_theta}
-        )
+        compress = {**scaled, **given, "rope_theta": self.compress_rope_theta}
+        return self._rope(theta), self._rope(compress)
 
     def _rope(self, parameters: Mapping[str, Any]) -> Rope:
         whole = {key: value for key, value in parameters.items() if key != "partial_rotary_factor"}

@@ -45,6 +45,9 @@ _POSITIVE = {
     "shared_expert_intermediate_size",
     "clip_qkv",
 }
+# Positions are 32-bit numbers.
+_POSITIONS = {"max_position_embeddings", "sliding_window", "sliding_window_size"}
+_MOST_POSITIONS = (1 << 31) - 1
 # Far above any model: a damaged count must not keep the loader busy, nor size an allocation.
 _MOST_LAYERS, _MOST_EXPERTS, _MOST_HEAD_WIDTH = 1 << 12, 1 << 16, 1 << 16
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -89,13 +92,13 @@ class BaseConfig:
         values = {
             key: _typed(key, value, hints[key])
             for key, value in config.items()
-            if key in known and value is not None
+            if key in known and (value is not None or _may_be_null(hints[key]))
         }
         for item in known.values():
             _require(item, values, cls.__module__)
         for key, value in config.items():
             inert = key in cls.unused_keys or _INERT.fullmatch(key) is not None
-            if key not in known and not inert and not _is_off(key, value):
+            if key not in known and not inert and not is_off(key, value):
                 raise UnsupportedModelError(
                     f"config.json: {key} = {value!r} is not implemented for model_type "
                     f"{config.get('model_type')!r} and may change the result; the model is refused "
@@ -144,6 +147,9 @@ class BaseConfig:
         for key in _POSITIVE & {item.name for item in fields(self)}:
             value = getattr(self, key)
             self.require(value is None or value > 0, key, "must be positive")
+        for key in _POSITIONS & {item.name for item in fields(self)}:
+            most = _MOST_POSITIONS
+            self.require((getattr(self, key) or 0) <= most, key, f"must be at most {most:,}")
 
     def require(self, holds: bool, key: str, rule: str) -> None:
         """Raise ConfigError with the key, its value and the rule unless it holds."""
@@ -296,7 +302,13 @@ def _require(item: Field[Any], values: Mapping[str, Any], module: str) -> None:
         )
 
 
-def _is_off(key: str, value: Any) -> bool:
+def _may_be_null(hint: Any) -> bool:
+    """Whether null is a value of its own; elsewhere it says nothing, and the default holds."""
+    return types.NoneType in typing.get_args(hint)
+
+
+def is_off(key: str, value: Any) -> bool:
+    """Whether a key's value asks for nothing."""
     if key == "layer_types" and isinstance(value, list):
         return set(value) <= {"full_attention"}
     return value is None or value is False or value in (0, "", [], {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from colibri.kv import fills_blocks
 from colibri.models.family import Family
 from colibri.models.kimi_delta import KimiDeltaConfig
 from colibri.models.latent import TINY, SparseLatentMoEConfig
@@ -36,6 +37,9 @@ class Config(StreamsConfig, KimiDeltaConfig, SparseLatentMoEConfig):
         super().check()
         whole = self.index_kpool > 1 and self.index_topk % self.index_kpool == 0
         self.require(whole, "index_kpool", "must be above 1 and divide index_topk")
+        self.require(
+            fills_blocks(self.index_kpool), "index_kpool", "must divide 64, or be a multiple"
+        )
         tail = self.index_kpool_always_select_tail
         self.require(tail, "index_kpool_always_select_tail", "must be true")
         self.require(self.q_lora_rank is not None, "q_lora_rank", "must be given")

@@ -10,6 +10,7 @@ from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
 
 _HASHED, _CHOSEN = "hash_moe", "moe"
+_USUAL = 3  # layers with a table, where no key says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class HashedMoEConfig(MoEConfig):
     routed_scaling_factor: float = 1.5
     scoring_func: str = "sqrtsoftplus"
     topk_method: str = "noaux_tc"
-    num_hash_layers: int = 3
+    num_hash_layers: int | None = None
     mlp_layer_types: tuple[str, ...] | None = None
 
     def check(self) -> None:
@@ -36,12 +37,21 @@ class HashedMoEConfig(MoEConfig):
             len(kinds) == self.num_hidden_layers and {*kinds} <= {_HASHED, _CHOSEN}
         )
         self.require(known, "mlp_layer_types", f"must give each layer {_HASHED!r} or {_CHOSEN!r}")
+        self.require(self.n_shared_experts > 0, "n_shared_experts", "must be positive")
+        first = self.num_hash_layers
+        self.require(first is None or first >= 0, "num_hash_layers", "must not be negative")
+        agree = (
+            first is None
+            or kinds is None
+            or all((kind == _HASHED) == (index < first) for index, kind in enumerate(kinds))
+        )
+        self.require(agree, "num_hash_layers", "and mlp_layer_types differ: remove one of them")
 
     def is_hashed(self, index: int) -> bool:
         """Whether the experts of layer `index` are given by the token."""
         if self.mlp_layer_types is not None:
             return self.mlp_layer_types[index] == _HASHED
-        return index < self.num_hash_layers
+        return index < (_USUAL if self.num_hash_layers is None else self.num_hash_layers)
 
     def feed_forward(self, index: int, swiglu: Swiglu) -> MoEFFN:
         """Of layer `index`; several shared experts are one that is as wide as all of them."""

@@ -38,7 +38,7 @@ class InklingConfig(MoEConfig):
     layer_types: tuple[str, ...] | None = None
     local_layer_ids: tuple[int, ...] | None = None
     mlp_layer_types: tuple[str, ...] | None = None
-    dense_mlp_idx: int = 0
+    dense_mlp_idx: int | None = None
     conv_kernel_size: int = 4
     log_scaling_n_floor: int | None = None
     log_scaling_alpha: float = 0.1
@@ -76,6 +76,27 @@ class InklingConfig(MoEConfig):
             given = getattr(self, key)
             fits = given is None or (len(given) == self.num_hidden_layers and {*given} <= kinds)
             self.require(fits, key, f"must give each layer one of {sorted(kinds)}")
+        self._check_older_keys()
+
+    def _check_older_keys(self) -> None:
+        """What is said in two ways is said alike."""
+        layers, local, dense = (
+            range(self.num_hidden_layers),
+            self.local_layer_ids,
+            self.dense_mlp_idx,
+        )
+        inside = local is None or {*local} <= {*layers}
+        self.require(inside, "local_layer_ids", "names a layer that is none")
+        agree = local is None or all(self.slides(index) == (index in local) for index in layers)
+        self.require(agree, "local_layer_ids", "and layer_types differ: remove one of them")
+        inside = dense is None or 0 <= dense <= self.num_hidden_layers
+        self.require(inside, "dense_mlp_idx", "must be a number of layers")
+        agree = dense is None or all(self.is_sparse(index) == (index >= dense) for index in layers)
+        self.require(agree, "dense_mlp_idx", "and mlp_layer_types differ: remove one of them")
+        if (width := self.dense_intermediate_size) is not None:
+            self.require(width > 0, "dense_intermediate_size", "must be positive")
+            agree = self.moe_intermediate_size in (None, self.intermediate_size)
+            self.require(agree, "moe_intermediate_size", "and intermediate_size differ: remove one")
 
     @property
     def num_ids(self) -> int:
@@ -99,7 +120,7 @@ class InklingConfig(MoEConfig):
     def is_sparse(self, index: int) -> bool:
         """Whether layer `index` has routed experts."""
         kinds = self.mlp_layer_types
-        return index >= self.dense_mlp_idx if kinds is None else kinds[index] != DENSE
+        return index >= (self.dense_mlp_idx or 0) if kinds is None else kinds[index] != DENSE
 
     def attention(self, index: int) -> RelativeAttention:
         """Of layer `index`; only layers that see everything scale with the position."""

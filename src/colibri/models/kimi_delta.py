@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from colibri.errors import ConfigError
-from colibri.models.config import BaseConfig
+from colibri.errors import ConfigError, UnsupportedModelError
+from colibri.models.config import BaseConfig, is_off
 from colibri.nn.delta import KimiDeltaAttention
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
+_LAYERS = ("kda_layers", "full_attn_layers")
 _NAMES = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
@@ -33,12 +34,21 @@ class KimiDeltaConfig(BaseConfig):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """`linear_attn_config`, where it is given, takes the place of the keys it stands for."""
+        """`linear_attn_config`, where it is given, stands for the keys it holds.
+
+        Raises:
+            ConfigError: as every config; it contradicts them, or has one that is not known.
+        """
         flat, linear = dict(config), config.get("linear_attn_config") or {}
         flat.pop("linear_attn_config", None)
-        flat |= {ours: linear[theirs] for theirs, ours in _NAMES.items() if theirs in linear}
-        if "kda_layers" in linear:
-            flat["layer_types"] = _kinds(linear, flat.get("num_hidden_layers"))
+        for key, value in _flattened(linear, flat.get("num_hidden_layers")).items():
+            if flat.get(key) is None:
+                flat[key] = value
+            elif _plain(flat[key]) != _plain(value):
+                raise ConfigError(
+                    f"config.json: {key} is {flat[key]!r} but linear_attn_config says {value!r};"
+                    " they mean the same, remove the wrong one"
+                )
         return super().read(flat)
 
     def check(self) -> None:
@@ -80,10 +90,37 @@ class KimiDeltaConfig(BaseConfig):
         )
 
 
-def _kinds(linear: Mapping[str, Any], count: Any) -> list[str]:
+def _flattened(linear: Any, count: Any) -> dict[str, Any]:
+    """What `linear_attn_config` says, by the keys it stands for."""
+    if not isinstance(linear, Mapping):
+        raise ConfigError(f"config.json: linear_attn_config = {linear!r} must be an object")
+    for key, value in linear.items():
+        if key not in {*_NAMES, *_LAYERS, "safe_gate"} and not is_off(key, value):
+            raise UnsupportedModelError(
+                f"config.json: linear_attn_config.{key} = {value!r} is not implemented and may "
+                "change the result"
+            )
+    flat = {ours: linear.get(theirs) for theirs, ours in _NAMES.items()}
+    flat = {key: value for key, value in flat.items() if value is not None}
+    if linear.get("safe_gate") is False:
+        flat.setdefault("linear_lower_bound", None)
+    if linear.keys() & {*_LAYERS}:
+        delta, full = (linear.get(key) or [] for key in _LAYERS)
+        flat["layer_types"] = _kinds(delta, full, count)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """For kinds of layers, which are linear: the others have several names."""
+    return [kind == _LINEAR for kind in value] if isinstance(value, list) else value
+
+
+def _kinds(delta: Any, full: Any, count: Any) -> list[str]:
     """Each layer's kind from two lists that number them from 1."""
-    delta, full = linear["kda_layers"], linear.get("full_attn_layers") or []
-    if not isinstance(count, int) or sorted([*delta, *full]) != list(range(1, count + 1)):
+    lists = isinstance(delta, list) and isinstance(full, list)
+    numbers = [*delta, *full] if lists else []
+    whole = all(type(number) is int for number in [*numbers, count])
+    if not whole or sorted(numbers) != list(range(1, count + 1)):
         raise ConfigError(
             "config.json: linear_attn_config: kda_layers and full_attn_layers must name each of "
             f"the {count} layers once, from 1, found {delta} and {full}"

@@ -109,7 +109,8 @@ class SparseLatentMoEConfig(LatentMoEConfig):
         self.require(fits, "index_head_dim", "must be at least qk_rope_head_dim")
         kinds = self.index_kinds()
         known = len(kinds) == self.num_hidden_layers and {*kinds} <= {_FULL, _SHARED}
-        key = "index_topk_pattern" if self.indexer_types is None else "indexer_types"
+        keys = ("indexer_types", "index_topk_pattern")
+        key = next((key for key in keys if getattr(self, key) is not None), "index_topk_freq")
         self.require(
             known and kinds[0] == _FULL, key, "must give each layer full or shared, the first full"
         )

@@ -53,6 +53,8 @@ class NoauxMoEConfig(MoEConfig):
         enough = self.topk_group * size >= self.num_experts_per_tok
         self.require(enough, "topk_group", "holds fewer experts than num_experts_per_tok")
         self.require(self.n_group == 1 or size >= 2, "n_group", "leaves groups of one expert")
+        self.require((self.n_shared_experts or 0) >= 0, "n_shared_experts", "is negative")
+        self.require(self.first_k_dense_replace >= 0, "first_k_dense_replace", "is negative")
         kinds = self.mlp_layer_types
         known = kinds is None or (
             len(kinds) == self.num_hidden_layers and {*kinds} <= {_DENSE, _SPARSE}

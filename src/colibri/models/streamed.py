@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
 from colibri.errors import UnsupportedModelError
+from colibri.kv import fills_blocks
 from colibri.models.config import FULL, MoEConfig
 from colibri.models.hybrid import HybridConfig
 from colibri.nn.block_sparse import BlockIndex, BlockSparseAttention
@@ -18,7 +19,6 @@ from colibri.nn.route import Route
 
 _INDEXED = "indexed_attention"
 _MOST_STREAMS, _MOST_TAPS, _MOST_WIDTH, _MOST_ROWS = 16, 16, 1 << 16, 1 << 40
-_BLOCK = 64  # positions of a block of the pool
 _HEAD = "model.hyper_connection_mixer."
 
 
@@ -71,7 +71,7 @@ class StreamedConfig(HybridConfig, MoEConfig):
             self.require(0 < getattr(self, key) <= most, key, f"must be 1 to {most:,}")
         ratio, wide = self.indexer_compress_ratio, self.rope.rotary_dim <= self.indexer_head_dim
         self.require(
-            not (_BLOCK % ratio and ratio % _BLOCK), "indexer_compress_ratio", "must divide 64"
+            fills_blocks(ratio), "indexer_compress_ratio", "must divide 64, or be a multiple"
         )
         self.require(
             self.indexer_budget % ratio == 0, "indexer_budget", f"is no multiple of {ratio}"
@@ -89,8 +89,13 @@ class StreamedConfig(HybridConfig, MoEConfig):
         heads = (self.ngram_size - 1) * self.heads_per_ngram
         divides = self.embed_dim > 0 and self.embed_dim % heads == 0
         self.require(divides, "ple_embed_dim", f"must be a positive multiple of the {heads} heads")
-        ends = self.end >= 0 or not self.ple_layer_ids
-        self.require(ends, "eos_token_id", "is needed, since n-grams end there")
+        ends = 0 <= self.end < self.vocab_size or not self.ple_layer_ids
+        self.require(ends, "eos_token_id", "must be a token, since n-grams end there")
+
+    @property
+    def rotary_share(self) -> float:
+        """All of a head."""
+        return 1.0
 
     @property
     def gate(self) -> str:

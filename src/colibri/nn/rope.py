@@ -176,7 +176,12 @@ def _yarn(context: _Context) -> tuple[_Frequencies, float]:
         )
 
     low, high = dim_of(context.number("beta_fast", 32.0)), dim_of(context.number("beta_slow", 1.0))
-    if context.parameters.get("truncate", True):
+    truncate = context.parameters.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ConfigError(
+            f"config.json: rope_parameters.truncate must be true or false, found {truncate!r}"
+        )
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)

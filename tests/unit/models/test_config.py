@@ -278,7 +278,13 @@ def test_theta_in_either_spelling(family: Family) -> None:
 @given(st.integers(1, 6), st.sets(st.integers(0, 11)))
 def test_stride_and_exceptions(step: int, dense: set[int]) -> None:
     config = StridedMoEConfig.read(
-        {**BASE, **STRIDED, "decoder_sparse_step": step, "mlp_only_layers": sorted(dense)}
+        {
+            **BASE,
+            **STRIDED,
+            "num_hidden_layers": 12,
+            "decoder_sparse_step": step,
+            "mlp_only_layers": sorted(dense),
+        }
     )
     found = [i for i in range(12) if config.is_sparse(i)]
     assert found == [i for i in range(step - 1, 12, step) if i not in dense]
