@@ -199,6 +199,7 @@ def test_equal_tables_share_a_key() -> None:
         ({"rope_type": "linear", "factor": -2}, "factor"),
         ({"rope_type": "dynamic"}, "factor"),
         ({"rope_type": "yarn"}, "factor"),
+        ({**YARN, "truncate": "no"}, "truncate"),
         ({**YARN, "factor": math.inf}, "factor"),
         ({**YARN, "rope_theta": 1.0}, "rope_theta"),
         ({**YARN, "beta_fast": "x"}, "beta_fast"),
