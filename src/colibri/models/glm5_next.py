@@ -35,11 +35,9 @@ class Config(StreamsConfig, KimiDeltaConfig, SparseLatentMoEConfig):
     def check(self) -> None:
         """Pools are whole, and what is not yet one is seen."""
         super().check()
-        whole = self.index_kpool > 1 and self.index_topk % self.index_kpool == 0
-        self.require(whole, "index_kpool", "must be above 1 and divide index_topk")
-        self.require(
-            fills_blocks(self.index_kpool), "index_kpool", "must divide 64, or be a multiple"
-        )
+        pool = self.index_kpool
+        whole = pool > 1 and self.index_topk % pool == 0 and fills_blocks(pool)
+        self.require(whole, "index_kpool", "must be above 1, divide index_topk, and fill 64 evenly")
         tail = self.index_kpool_always_select_tail
         self.require(tail, "index_kpool_always_select_tail", "must be true")
         self.require(self.q_lora_rank is not None, "q_lora_rank", "must be given")
