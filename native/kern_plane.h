@@ -30,28 +30,38 @@ static uint8_t *plane_scale(const colibri_plane *plane, uint8_t *block, int64_t 
     return block + entries_of_block(plane) * plane->width + place * 4;
 }
 
+/* Rounds x [width] to items, and int8 its scale. */
+static void put_row(int format, int64_t width, const float *x, uint8_t *items, uint8_t *scale_at) {
+    if (format != INT8_ROWS_CODE) {
+        narrow(format, x, width, items);
+        return;
+    }
+    const float scale = narrow_row(x, width, items);
+    memcpy(scale_at, &scale, sizeof scale);
+}
+
+/* Widens items to x [width]. */
+static void get_row(int format, int64_t width, const uint8_t *items, const uint8_t *scale_at, float *x) {
+    widen(format, items, width, x);
+    if (format == INT8_ROWS_CODE) {
+        float scale;
+        memcpy(&scale, scale_at, sizeof scale);
+        for (int64_t i = 0; i < width; i++) x[i] *= scale;
+    }
+}
+
 /* Rounds x [width] into its place. */
 static void put_entry(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t entry, const float *x) {
     const int64_t end = entry_end(plane, entry), place = entry_place(plane, end);
-    uint8_t *block = plane_block(plane, batch, row, end), *to = block + place * plane->width * item_size(plane->format);
-    if (plane->format != INT8_ROWS_CODE) {
-        narrow(plane->format, x, plane->width, to);
-        return;
-    }
-    const float scale = narrow_row(x, plane->width, to);
-    memcpy(plane_scale(plane, block, place), &scale, sizeof scale);
+    uint8_t *block = plane_block(plane, batch, row, end);
+    put_row(plane->format, plane->width, x, block + place * plane->width * item_size(plane->format), plane_scale(plane, block, place));
 }
 
 /* Widens what the row's sequence keeps as an entry to x [width]. */
 static void get_entry(const colibri_plane *plane, const colibri_batch *batch, int64_t row, int64_t entry, float *x) {
     const int64_t end = entry_end(plane, entry), place = entry_place(plane, end);
     uint8_t *block = plane_block(plane, batch, row, end);
-    widen(plane->format, block + place * plane->width * item_size(plane->format), plane->width, x);
-    if (plane->format == INT8_ROWS_CODE) {
-        float scale;
-        memcpy(&scale, plane_scale(plane, block, place), sizeof scale);
-        for (int64_t i = 0; i < plane->width; i++) x[i] *= scale;
-    }
+    get_row(plane->format, plane->width, block + place * plane->width * item_size(plane->format), plane_scale(plane, block, place), x);
 }
 
 /* Asks for an entry that will be needed in a while. */

@@ -11,6 +11,7 @@ typedef struct {
     const colibri_batch *batch;
     const colibri_shared_key_state *state;
     float *q, *k;
+    int64_t first; /* the row that keys are written from */
 } shared_key_job;
 
 typedef struct {
@@ -69,40 +70,57 @@ static int64_t shared_keys(const void *keys, int64_t row) {
     return window_keys(job, row) + (top_k > 0 && entries > top_k ? top_k : entries);
 }
 
-/* The plane and the entry there of a row's key `rank`: the window ascending, then entries ascending. */
-static const colibri_plane *shared_key_of(const shared_key_job *job, int64_t row, int64_t rank, int64_t *entry) {
+/* A window's row of a position: its items. */
+static uint8_t *window_row(const shared_key_job *job, int64_t row, int64_t position) {
+    const colibri_window *w = &job->state->key;
+    uint8_t *cell = (uint8_t *)cell_of(&w->cells, job->state->rows, row);
+    return cell + position % w->positions * w->width * item_size(w->format);
+}
+
+static uint8_t *window_scale(const shared_key_job *job, int64_t row, int64_t position) {
+    const colibri_window *w = &job->state->key;
+    return (uint8_t *)cell_of(&w->cells, job->state->rows, row) + (int64_t)w->positions * w->width + position % w->positions * 4;
+}
+
+/* The position in the window (and -1), or the entry, of a row's key `rank`: the window ascending, then entries ascending. */
+static int64_t entry_of(const shared_key_job *job, int64_t row, int64_t rank, int64_t *position) {
     const int64_t near = window_keys(job, row), top_k = job->layer->top_k;
-    if (rank < near) {
-        *entry = job->batch->positions[row] - near + 1 + rank;
-        return &job->state->key;
-    }
+    *position = job->batch->positions[row] - near + 1 + rank;
+    if (rank < near) return -1;
     const int selects = top_k > 0 && entry_keys(job, row) > top_k;
-    *entry = selects ? job->state->selected[row * top_k + rank - near] : rank - near;
-    return &job->state->entry;
+    return selects ? job->state->selected[row * top_k + rank - near] : rank - near;
 }
 
 static void widen_shared(const void *keys, int64_t row, int64_t rank, int n, float *to) {
     const shared_key_job *job = keys;
+    const colibri_window *w = &job->state->key;
     for (int j = 0; j < n; j++) {
-        int64_t entry;
-        const colibri_plane *plane = shared_key_of(job, row, rank + j, &entry);
-        get_entry(plane, job->batch, row, entry, to + j * job->layer->head_dim);
+        int64_t position;
+        const int64_t entry = entry_of(job, row, rank + j, &position);
+        float *x = to + j * job->layer->head_dim;
+        if (entry >= 0) get_entry(&job->state->entry, job->batch, row, entry, x);
+        else get_row(w->format, w->width, window_row(job, row, position), window_scale(job, row, position), x);
     }
 }
 
 static void fetch_shared(const void *keys, int64_t row, int64_t rank, int n) {
     const shared_key_job *job = keys;
+    const colibri_window *w = &job->state->key;
     for (int j = 0; j < n; j++) {
-        int64_t entry;
-        const colibri_plane *plane = shared_key_of(job, row, rank + j, &entry);
-        fetch_entry(plane, job->batch, row, entry);
+        int64_t position;
+        const int64_t entry = entry_of(job, row, rank + j, &position);
+        if (entry >= 0) fetch_entry(&job->state->entry, job->batch, row, entry);
+        else fetch(window_row(job, row, position), (int64_t)w->width * item_size(w->format));
     }
 }
 
 /* The first row whose blocks are out of range or whose selection names what it does not see, or -1. */
 static int32_t bad_shared_row(const shared_key_job *job) {
     const int64_t top_k = job->layer->top_k;
-    int32_t row = bad_plane_row(&job->state->key, job->batch);
+    const colibri_window *w = &job->state->key;
+    const int64_t nbytes = w->positions * ((int64_t)w->width * item_size(w->format) + (w->format == INT8_ROWS_CODE ? 4 : 0));
+    int32_t row = bad_cell(&w->cells, job->state->rows, (nbytes + 3) / 4);
+    for (int32_t t = 0; row < 0 && t < job->batch->rows; t++) row = job->batch->positions[t] < 0 ? t : -1;
     if (row < 0 && job->state->entry.width) row = bad_plane_row(&job->state->entry, job->batch);
     for (int32_t t = 0; row < 0 && top_k > 0 && t < job->batch->rows; t++) {
         const int64_t entries = entry_keys(job, t);
@@ -118,24 +136,33 @@ static int32_t bad_shared_row(const shared_key_job *job) {
 
 static void keep_keys(void *arg, int64_t begin, int64_t end) {
     const shared_key_job *job = arg;
-    for (int64_t t = begin; t < end; t++) put_entry(&job->state->key, job->batch, t, job->batch->positions[t], job->k + t * job->layer->head_dim);
+    const colibri_window *w = &job->state->key;
+    for (int64_t t = job->first + begin; t < job->first + end; t++) {
+        const int64_t position = job->batch->positions[t];
+        put_row(w->format, w->width, job->k + t * w->width, window_row(job, t, position), window_scale(job, t, position));
+    }
 }
 
 static int32_t shared_key_rows(colibri_context *ctx, const colibri_shared_key *layer, const colibri_batch *batch, const colibri_shared_key_state *state,
                                float *q, float *k) {
     const int64_t hd = layer->head_dim, H = layer->num_heads;
-    const shared_key_job job = {layer, batch, state, q, k};
+    shared_key_job job = {layer, batch, state, q, k, 0};
     bump b = bump_of(ctx);
     lane_job lanes = {.keys = &job, .seen = shared_keys, .widen = widen_shared, .fetch = fetch_shared, .queries = q, .sinks = layer->sinks};
     lanes.parts = take_floats(&b, LANE_PARTS * part_size(hd));
-    lanes.heads = H, lanes.scale = layer->scale, lanes.value_width = hd, lanes.key_width = hd, lanes.rows = batch->rows;
+    lanes.heads = H, lanes.scale = layer->scale, lanes.value_width = hd, lanes.key_width = hd;
     if (!fits(&b)) return COLIBRI_WORKSPACE;
-    if (hd > MOST_LATENT || layer->rotary_dim > MOST_ROPE_DIM || layer->window < 1) return COLIBRI_ARGUMENT;
+    if (hd > MOST_LATENT || layer->rotary_dim > MOST_ROPE_DIM || layer->window < 1 || state->key.width != hd) return COLIBRI_ARGUMENT;
+    if (state->key.positions < layer->window + COLIBRI_WINDOW_SLACK || state->rows->rows != batch->rows) return COLIBRI_ARGUMENT;
     if ((ctx->where = bad_shared_row(&job)) >= 0) return COLIBRI_ARGUMENT;
     turn(ctx, batch, k, 1, hd, layer->rotary_dim, 0);
     turn(ctx, batch, q, H, hd, layer->rotary_dim, 0);
-    pool_run(ctx->pool, keep_keys, (void *)&job, batch->rows, 16);
-    attend_lanes(ctx, &lanes);
+    for (int64_t first = 0; first < batch->rows; first += COLIBRI_WINDOW_SLACK) { /* later keys take the places of earlier ones */
+        const int64_t left = batch->rows - first, rows = left < COLIBRI_WINDOW_SLACK ? left : COLIBRI_WINDOW_SLACK;
+        job.first = lanes.first = first, lanes.rows = rows, lanes.queries = q + first * H * hd;
+        pool_run(ctx->pool, keep_keys, &job, rows, 16);
+        attend_lanes(ctx, &lanes);
+    }
     turn(ctx, batch, q, H, hd, layer->rotary_dim, 1);
     return COLIBRI_OK;
 }

@@ -51,8 +51,8 @@ def kept(family: Family) -> str:
         kinds.append("keys and values")
     if any(len({plane.width for plane in planes}) > 1 for planes in own):
         kinds.append("a latent")
-    if any(len(planes) == 1 for planes in own):
-        kinds.append("a key")
+    if any(shape.windows for shape in states):
+        kinds.append("keys of a window")
     if any(plane.stride > 1 for shape in states for plane in shape.planes):
         kinds.append("entries of several positions")
     if any(shape.cell_nbytes for shape in states):

@@ -8,9 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri.formats import BF16, F32, FORMATS, INT8_ROWS, FloatFormat, Floats, RowInt8Format
-from colibri.kernels.api import KV_BLOCK, Batch, CellLayer, Ints, Kernels, KVPlane, RopeTable
+from colibri.formats import (
+    BF16,
+    F32,
+    FORMATS,
+    INT8_ROWS,
+    FloatFormat,
+    Floats,
+    RowInt8Format,
+    padded,
+)
+from colibri.kernels.api import (
+    KV_BLOCK,
+    Batch,
+    CellLayer,
+    Ints,
+    Kernels,
+    KVPlane,
+    RopeTable,
+)
 from colibri.kernels.shared_key import (
+    WINDOW_SLACK,
+    CellWindow,
     EntryIndexer,
     Pooling,
     SharedKeyAttention,
@@ -43,12 +62,21 @@ def plane(fmt: FloatFormat | RowInt8Format, width: int, stride: int, num: int = 
 def batch_of(begin: int, end: int) -> Batch:
     """Positions of one sequence, whose blocks lie out of order, and its cell."""
     positions = np.arange(begin, end, dtype=np.int32)
-    table = np.array([[3, 0, 5, 1, -1]], np.int32)
+    table = np.array([[3, 0, 5, 1, 4, 2, -1]], np.int32)
     return Batch(positions, np.zeros_like(positions), table, np.array([1], np.int32))
 
 
 def cells(nbytes: int) -> CellLayer:
     return CellLayer(np.zeros(3 * (nbytes + 64), np.uint8), nbytes + 64, 64, nbytes)
+
+
+def window(fmt: FloatFormat | RowInt8Format, width: int, seen: int) -> CellWindow:
+    """Cells full of NaN, with something of another layer before."""
+    positions = seen + WINDOW_SLACK
+    nbytes = padded(fmt.nbytes((positions, width)), 4)
+    cell = nbytes + 64
+    layer = CellLayer(np.full(3 * cell, 0xFF, np.uint8), cell, 64, nbytes)
+    return CellWindow(layer, fmt, width, positions)
 
 
 def pool(
@@ -118,7 +146,7 @@ def attend(
     """All rows in chunks; what was found and what was selected."""
     rows, width = len(operands["q"]), layer.head_dim
     entry = plane(fmt, width, layer.stride) if layer.stride else None
-    cache = SharedKeyCache(plane(fmt, width, 1), entry)
+    cache = SharedKeyCache(window(fmt, width, layer.window), entry)
     state, out = cells(4 * 3 * width), np.empty_like(operands["q"])
     index_state, keys = cells(4 * 3 * 8), plane(fmt, 8, layer.stride or 1)
     chosen = np.full((rows, layer.top_k or 1), -1, np.int32)
@@ -191,6 +219,18 @@ def test_any_attention(
             np.testing.assert_array_equal(same, selected)
 
 
+def test_a_window_holds_for_more_rows_than_it_keeps() -> None:
+    """Keys of a long step are written over those that its first rows have seen."""
+    rows = 6 * KV_BLOCK - 4
+    layer, index, operands = case(3, 2, 8, 20, 64, None, rows)
+    assert rows > layer.window + WINDOW_SLACK
+    wanted, _ = attend(REFERENCE, layer, index, operands, rows, F32)
+    found, _ = attend(native(), layer, index, operands, rows, F32)
+    assert_close(found, wanted, 2e-5)
+    for kernels in variants("int16"):
+        assert_same_bits(attend(kernels, layer, index, operands, 7, F32)[0], found)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (2, 5), (4, 33)])
 def test_groups_of_rows(name: str, groups: int, rows: int) -> None:
@@ -211,7 +251,7 @@ def test_what_does_not_fit_is_refused() -> None:
     layer, index, operands = case(1, 3, 8, 9, 4, 2, 30)
     assert index is not None
     kernels, here = native(), batch_of(0, 30)
-    angles, cache = rope(here.positions, 4), SharedKeyCache(plane(F32, 8, 1), plane(F32, 8, 4))
+    angles, cache = rope(here.positions, 4), SharedKeyCache(window(F32, 8, 9), plane(F32, 8, 4))
     q, k = operands["q"], operands["k"]
     with pytest.raises(ValueError, match="out of range"):  # no selection
         kernels.shared_key_attention(layer, q, k, here, angles, cache)
@@ -222,6 +262,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="stride 4"):
         kernels.shared_key_attention(layer, q, k, here, angles, other, wrong)
     odd = replace(index, stride=3)
+    short = SharedKeyCache(window(F32, 8, 8), cache.entry)
+    with pytest.raises(ValueError, match="wanted 265 rows of 8"):
+        kernels.shared_key_attention(layer, q, k, here, angles, short, wrong)
     with pytest.raises(ValueError, match="neither divide a block"):
         kernels.select_entries(odd, q, k, here, angles, plane(F32, 8, 3), wrong)
     with pytest.raises(ValueError, match="out of range"):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from colibri.errors import NativeLibraryError
 
-ABI_VERSION = 12  # COLIBRI_ABI_VERSION of native/abi_kernels.cdef
+ABI_VERSION = 13  # COLIBRI_ABI_VERSION of native/abi_kernels.cdef
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ import numpy as np
 
 from colibri.formats import Floats
 from colibri.kernels.api import KV_BLOCK, Batch, CellLayer, Ints, KVPlane, Matrix, RopeTable
-from colibri.kernels.native_latent import plane_of, pooling_of
+from colibri.kernels.native_latent import cell_layer_of, plane_of, pooling_of
 from colibri.kernels.native_recurrent import NativeRecurrent
 from colibri.kernels.shared_key import (
+    WINDOW_SLACK,
     EntryIndexer,
     Pooling,
     SharedKeyAttention,
@@ -87,6 +88,7 @@ class NativeSharedKey(NativeRecurrent):
         rows = len(batch.positions)
         _check_cache(layer, cache)
         c_state = self._structs.made("colibri_shared_key_state", cache, self._cache)
+        c_state.rows = self._cell_rows(batch)
         c_state.selected = (
             self._library.ffi.NULL
             if selected is None
@@ -148,8 +150,14 @@ class NativeSharedKey(NativeRecurrent):
         }
 
     def _cache(self, cache: SharedKeyCache) -> dict[str, Any]:
-        planes = {"key": cache.key, "entry": cache.entry}
-        return {name: plane_of(self._structs, p) for name, p in planes.items() if p is not None}
+        entry = {} if cache.entry is None else {"entry": plane_of(self._structs, cache.entry)}
+        key = {
+            "cells": cell_layer_of(self._structs, cache.key.cells),
+            "format": cache.key.format.code,
+            "width": cache.key.width,
+            "positions": cache.key.positions,
+        }
+        return {"key": key, **entry}
 
     def _stream_mix(self, mix: StreamMix) -> dict[str, Any]:
         n = mix.num_streams
@@ -176,7 +184,10 @@ def _indexer(i: EntryIndexer) -> dict[str, Any]:
 
 
 def _check_cache(layer: SharedKeyAttention, cache: SharedKeyCache) -> None:
-    _check_plane(cache.key, layer.head_dim, 1)
+    key, least = cache.key, layer.window + WINDOW_SLACK
+    nbytes = key.format.nbytes((key.positions, key.width))
+    if key.width != layer.head_dim or key.positions < least or nbytes > key.cells.nbytes:
+        raise ValueError(f"the cells keep {key}, wanted {least} rows of {layer.head_dim}")
     if (cache.entry is None) != (layer.stride == 0):
         raise ValueError(f"entries of {layer.stride} positions, but the pool keeps {cache.entry}")
     if cache.entry is not None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from colibri.formats import Floats, RowInt8Format
 from colibri.kernels.api import KV_BLOCK, Batch, Ints, KVPlane
+from colibri.kernels.shared_key import CellWindow
 
 
 def best(scores: Floats, top_k: int) -> Ints:
@@ -64,3 +65,35 @@ def _views(plane: KVPlane) -> tuple[Floats, Floats]:
     size = entries * plane.width * dtype.itemsize
     items = own[:, :size].view(dtype).reshape(num, entries, plane.width)
     return items, own[:, size : size + 4 * entries].view(np.float32).reshape(num, -1)
+
+
+def write_window(window: CellWindow, batch: Batch, rows: slice, values: Floats) -> None:
+    """Round `values [R, width]` into the window's rows of the batch's `rows`."""
+    slots = batch.positions[rows] % window.positions
+    cells = batch.cells[batch.members[rows]]
+    for cell, slot, value in zip(cells.tolist(), slots.tolist(), values, strict=True):
+        items, scales = _window_views(window, cell)
+        if isinstance(window.format, RowInt8Format):
+            items[slot], scales[slot] = window.format.round(value)
+        else:
+            items[slot] = window.format.from_float32(value)
+
+
+def read_window(window: CellWindow, cell: int, first: int, last: int) -> Floats:
+    """Positions `first` to `last`, `[n, width]`."""
+    slots = np.arange(first, last + 1) % window.positions
+    items, scales = _window_views(window, cell)
+    if isinstance(window.format, RowInt8Format):
+        return np.asarray(items[slots].astype(np.float32) * scales[slots, None], np.float32)
+    return window.format.to_float32(items[slots])
+
+
+def _window_views(window: CellWindow, cell: int) -> tuple[Floats, Floats]:
+    """Items `[positions, width]` and, for int8, scales `[positions]`."""
+    layer, fmt = window.cells, window.format
+    start = cell * layer.cell_nbytes + layer.offset
+    own = layer.pool[start : start + fmt.nbytes((window.positions, window.width))]
+    dtype = np.dtype(np.int8) if isinstance(fmt, RowInt8Format) else fmt.dtype
+    size = window.positions * window.width * dtype.itemsize
+    items = own[:size].view(dtype).reshape(window.positions, window.width)
+    return items, own[size:].view(np.float32)

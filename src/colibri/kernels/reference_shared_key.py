@@ -9,9 +9,10 @@ import numpy as np
 from colibri.formats import Floats
 from colibri.kernels.api import Batch, CellLayer, Ints, KVPlane, Matrix, RopeTable
 from colibri.kernels.reference_math import softmax
-from colibri.kernels.reference_planes import best, read_entries, read_plane, write_plane
+from colibri.kernels.reference_planes import best, read_entries, read_window, write_window
 from colibri.kernels.reference_pooling import pool_rows, rotate_trailing
 from colibri.kernels.shared_key import (
+    WINDOW_SLACK,
     EntryIndexer,
     Pooling,
     SharedKeyAttention,
@@ -73,11 +74,14 @@ class ReferenceSharedKey:
         heads = q.reshape(len(q), layer.num_heads, layer.head_dim)
         heads = rotate_trailing(heads, rope, layer.rotary_dim)
         key = rotate_trailing(k[:, None], rope, layer.rotary_dim)[:, 0]
-        write_plane(cache.key, batch, key)
         found = np.empty_like(heads)
         for row, position in enumerate(batch.positions.tolist()):
+            if row % WINDOW_SLACK == 0:
+                rows = slice(row, row + WINDOW_SLACK)
+                write_window(cache.key, batch, rows, key[rows])
             table = batch.block_tables[batch.members[row]]
-            keys = read_plane(cache.key, table, position + 1)[-layer.window :]
+            cell = int(batch.cells[batch.members[row]])
+            keys = read_window(cache.key, cell, max(0, position - layer.window + 1), position)
             if cache.entry is not None and (num := (position + 1) // layer.stride):
                 entries = read_entries(cache.entry, table, num)
                 if layer.top_k is not None and num > layer.top_k:

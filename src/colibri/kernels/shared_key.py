@@ -10,10 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from colibri.formats import Floats
+from colibri.formats import FloatFormat, Floats, RowInt8Format
 
 if TYPE_CHECKING:
-    from colibri.kernels.api import Batch, CellLayer, Ints, KVPlane, Matrix, Norm, RopeTable
+    from colibri.kernels.api import (
+        Batch,
+        CellLayer,
+        Ints,
+        KVPlane,
+        Matrix,
+        Norm,
+        RopeTable,
+    )
+
+WINDOW_SLACK = 256  # rows of a step whose keys are written before the first of them is attended to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +106,27 @@ class SharedKeyAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SharedKeyCache:
-    """Where a layer keeps the keys of positions and of entries: one head each."""
+class CellWindow:
+    """The last positions of each sequence, in its cell: position p lies in row `p % positions`.
 
-    key: KVPlane
+    A cell's share holds the format's matrix `[positions, width]`.
+    """
+
+    cells: CellLayer
+    format: FloatFormat | RowInt8Format
+    width: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedKeyCache:
+    """Where a layer keeps the keys of the window's positions, and of entries (one head).
+
+    Attributes:
+        key: at least `WINDOW_SLACK` rows more than the window.
+    """
+
+    key: CellWindow
     entry: KVPlane | None = None
 
 

@@ -19,6 +19,7 @@ from colibri.errors import BudgetError
 from colibri.formats import Bytes
 from colibri.kernels.api import KV_BLOCK, CellLayer, KVPlane
 from colibri.kernels.mapping import Mapping
+from colibri.kernels.shared_key import CellWindow
 from colibri.kv.shape import KVFormat, StateShape, block_nbytes, cell_nbytes
 from colibri.kv.state import KVState
 
@@ -30,10 +31,12 @@ class LayerState:
     Attributes:
         planes: as its `StateShape` lists them.
         cells: None where the layer keeps none.
+        windows: as its `StateShape` lists them.
     """
 
     planes: tuple[KVPlane, ...]
     cells: CellLayer | None
+    windows: tuple[CellWindow, ...] = ()
 
 
 class KVPool:
@@ -55,11 +58,11 @@ class KVPool:
             BudgetError: the system refuses the memory.
         """
         self.num_blocks, self.block_nbytes = num_blocks, block_nbytes(layers, fmt)
-        self.cell_nbytes = cell_nbytes(layers)
+        self.cell_nbytes = cell_nbytes(layers, fmt)
         self.num_cells = num_cells if self.cell_nbytes else 0
         self._shapes, self._format = tuple(layers), fmt
         self._offsets = list(accumulate((s.block_nbytes(fmt) for s in layers), initial=0))
-        self._cell_offsets = list(accumulate((s.padded_cell_nbytes for s in layers), initial=0))
+        self._cell_offsets = list(accumulate((s.cell_share(fmt) for s in layers), initial=0))
         self._blocks = Mapping(num_blocks * self.block_nbytes, "the K/V pool")
         self._cells = Mapping(self.num_cells * self.cell_nbytes, "recurrent state")
         self._owners = np.zeros(num_blocks, np.int32)
@@ -92,13 +95,24 @@ class KVPool:
                 )
             )
             start += plane.nbytes(self._format)
-        return LayerState(tuple(planes), self._cell_layer(index))
+        return LayerState(tuple(planes), self._cell_layer(index), self._windows(index))
 
     def _cell_layer(self, index: int) -> CellLayer | None:
         nbytes = self._shapes[index].cell_nbytes
         if not nbytes:
             return None
         return CellLayer(self._cells.data, self.cell_nbytes, self._cell_offsets[index], nbytes)
+
+    def _windows(self, index: int) -> tuple[CellWindow, ...]:
+        shape, found = self._shapes[index], []
+        end = self._cell_offsets[index] + shape.cell_share(self._format)
+        start = end - sum(each.nbytes(self._format) for each in shape.windows)
+        for window in shape.windows:
+            nbytes = window.nbytes(self._format)
+            cells = CellLayer(self._cells.data, self.cell_nbytes, start, nbytes)
+            found.append(CellWindow(cells, self._format, window.width, window.positions))
+            start += nbytes
+        return tuple(found)
 
     def open_state(self) -> KVState:
         """An empty sequence."""

@@ -42,16 +42,35 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """The last positions of a sequence, a row each; position p lies in row `p % positions`.
+
+    Attributes:
+        width: numbers of one row.
+        positions: rows.
+    """
+
+    width: int
+    positions: int
+
+    def nbytes(self, pool: KVFormat) -> int:
+        """Bytes in one cell, a multiple of 64."""
+        return padded(pool.nbytes((self.positions, self.width)), _ALIGN)
+
+
+@dataclass(frozen=True, slots=True)
 class StateShape:
     """What one layer keeps of a sequence.
 
     Attributes:
         planes: paged by position, in this order in a block.
         cell_nbytes: bytes that do not grow: the state of a recurrence.
+        windows: rows that do not grow either, in the format of the pool.
     """
 
     planes: tuple[Plane, ...] = ()
     cell_nbytes: int = 0
+    windows: tuple[Window, ...] = ()
 
     @classmethod
     def keys_and_values(cls, num_kv_heads: int, head_dim: int) -> StateShape:
@@ -62,10 +81,9 @@ class StateShape:
         """Bytes of this layer in one block."""
         return sum(plane.nbytes(fmt) for plane in self.planes)
 
-    @property
-    def padded_cell_nbytes(self) -> int:
-        """Bytes of this layer in one cell, a multiple of 64."""
-        return padded(self.cell_nbytes, _ALIGN)
+    def cell_share(self, fmt: KVFormat) -> int:
+        """Bytes of this layer in one cell, a multiple of 64: its state, then its windows."""
+        return padded(self.cell_nbytes, _ALIGN) + sum(each.nbytes(fmt) for each in self.windows)
 
 
 def fills_blocks(stride: int) -> bool:
@@ -78,6 +96,6 @@ def block_nbytes(layers: Sequence[StateShape], fmt: KVFormat) -> int:
     return sum(shape.block_nbytes(fmt) for shape in layers) or _ALIGN
 
 
-def cell_nbytes(layers: Sequence[StateShape]) -> int:
-    """Bytes of one cell: the recurrent state of one sequence in all layers."""
-    return sum(shape.padded_cell_nbytes for shape in layers)
+def cell_nbytes(layers: Sequence[StateShape], fmt: KVFormat) -> int:
+    """Bytes of one cell: what one sequence keeps in all layers, however long it is."""
+    return sum(shape.cell_share(fmt) for shape in layers)

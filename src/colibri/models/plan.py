@@ -153,9 +153,9 @@ class _Planner:
         self.kv_format = self._kv_format()
         states = description.blueprint.states()
         self.kv_block = block_nbytes(states, self.kv_format)
-        each = 1 + MOST_SNAPSHOTS if cell_nbytes(states) else 0
+        each = 1 + MOST_SNAPSHOTS if cell_nbytes(states, self.kv_format) else 0
         self.cells = memory.max_sessions * each
-        self.recurrent = mapping_nbytes(self.cells * cell_nbytes(states))
+        self.recurrent = mapping_nbytes(self.cells * cell_nbytes(states, self.kv_format))
 
     def plan(self) -> Plan:
         fixed = self.process + self.dense + self.workspace + self.recurrent + self.staging

@@ -59,7 +59,7 @@ class Convolved(Sublayer):
     def bind(self, site: Site) -> BoundConvolved:
         """Bind both, each to its share of the cells."""
         own, kept = shares(site.state.cells, self.state_sizes)
-        state = LayerState(site.state.planes, own if own.nbytes else None)
+        state = LayerState(site.state.planes, own if own.nbytes else None, site.state.windows)
         weight = site.weights.vector(f"{site.prefix}{self.name}.conv1d.weight")
         conv = ShortConv(weight.reshape(self.hidden_size, self.kernel), residual=True)
         return BoundConvolved(self.inner.bind(replace(site, state=state)), conv, kept)

@@ -10,13 +10,14 @@ from colibri.kernels.api import CellLayer, Ints, KVPlane, Matrix
 from colibri.kernels.latent import LatentLimits
 from colibri.kernels.recurrent_api import GroupNorm, Projections
 from colibri.kernels.shared_key import (
+    WINDOW_SLACK,
     EntryIndexer,
     Pooling,
     SharedKeyAttention,
     SharedKeyCache,
     pooling_state_nbytes,
 )
-from colibri.kv import Plane, StateShape
+from colibri.kv import Plane, StateShape, Window
 from colibri.nn.cell import shares, shares_nbytes
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, Weights, bind_linear, linear
@@ -146,10 +147,11 @@ class CompressedAttention(Sublayer):
 
     @property
     def state(self) -> StateShape:
-        """The key of each position, entries, and the sums of those that are not complete."""
+        """Entries, the sums of those that are not complete, and the keys of the window."""
         stride = 1 if self.compression is None else self.compression.stride
-        entries = (Plane(1, width, stride) for width in self.entry_widths)
-        return StateShape((Plane(1, self.head_dim), *entries), shares_nbytes(self.state_sizes))
+        entries = tuple(Plane(1, width, stride) for width in self.entry_widths)
+        window = Window(self.head_dim, self.window + WINDOW_SLACK)
+        return StateShape(entries, shares_nbytes(self.state_sizes), (window,))
 
     @property
     def demand(self) -> Demand:
@@ -213,7 +215,7 @@ class CompressedAttention(Sublayer):
     def bind(self, site: Site) -> BoundCompressedAttention:
         """Join it to its weights, its planes and its share of the cells."""
         attn, weights = f"{site.prefix}self_attn.", site.weights
-        key, *entries = site.state.planes
+        (key,), entries = site.state.windows, site.state.planes
         states = shares(site.state.cells, self.state_sizes) if entries else []
         names = [f"{attn}compressor.", f"{attn}compressor.indexer."]
         poolings = tuple(

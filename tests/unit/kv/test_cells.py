@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from colibri.errors import BudgetError
-from colibri.formats import BF16, F32
-from colibri.kv import KVPool, KVState, Plane, StateShape, block_nbytes, cell_nbytes
+from colibri.formats import BF16, F32, INT8_ROWS, padded
+from colibri.kv import KVPool, KVState, Plane, StateShape, Window, block_nbytes, cell_nbytes
 
 SHAPES = (StateShape((Plane(1, 8),), cell_nbytes=100), StateShape(), StateShape(cell_nbytes=4))
 
@@ -32,7 +32,7 @@ def held(of: KVPool, state: KVState) -> int:
 
 
 def test_layers_have_their_own_part_of_a_cell() -> None:
-    assert cell_nbytes(SHAPES) == 128 + 64
+    assert cell_nbytes(SHAPES, F32) == 128 + 64
     first, none, last = (pool().layer(i).cells for i in range(3))
     assert first is not None
     assert last is not None
@@ -169,3 +169,20 @@ def test_closing_keeps_views_valid() -> None:
     cells.pool[:] = 5
     of.close()
     assert not np.any(cells.pool)
+
+
+def test_windows_lie_behind_the_state_of_their_layer() -> None:
+    """In the format of the pool, each on a boundary of 64 bytes, in every cell."""
+    windows = (Window(5, 7), Window(3, 2))
+    shapes = (StateShape(cell_nbytes=100), StateShape(cell_nbytes=4, windows=windows))
+    for fmt in (F32, BF16, INT8_ROWS):
+        pool = KVPool(shapes, 1, fmt, 2)
+        first, second = pool.layer(1).windows
+        assert pool.layer(0).windows == ()
+        assert (first.width, first.positions, first.format) == (5, 7, fmt)
+        state = pool.layer(1).cells
+        assert state is not None
+        assert (state.offset, first.cells.offset) == (128, 128 + 64)
+        assert second.cells.offset == first.cells.offset + padded(fmt.nbytes((7, 5)), 64)
+        end = second.cells.offset + padded(fmt.nbytes((2, 3)), 64)
+        assert pool.cell_nbytes == cell_nbytes(shapes, fmt) == end

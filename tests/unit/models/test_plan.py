@@ -332,7 +332,7 @@ def test_a_model_without_routed_experts() -> None:
 
 
 RECURRENT_NAMES = [
-    f.model_type for f in FAMILIES if cell_nbytes(Blueprint.of(f.tiny_config()).states())
+    f.model_type for f in FAMILIES if cell_nbytes(Blueprint.of(f.tiny_config()).states(), F32)
 ]
 
 
