@@ -66,13 +66,17 @@ static void print_latent(colibri_context *ctx, int format) {
         .norm = drawn_norm(HIDDEN), .q_norm = drawn_norm(LOW), .kv_norm = drawn_norm(RANK),
         .q_a_proj = drawn_matrix(LOW, HIDDEN), .q_b_proj = drawn_matrix(HEADS * (NOPE + ROPE), LOW),
         .kv_a_proj = drawn_matrix(RANK + ROPE, HIDDEN), .kv_b_proj = drawn_matrix(HEADS * (NOPE + VALUE), RANK), .o_proj = drawn_matrix(HIDDEN, HEADS * VALUE),
-        .indexer = {drawn_norm(WIDTH), draw_floats(WIDTH, 0.1f), drawn_matrix(CHOOSING * WIDTH, LOW), drawn_matrix(WIDTH, HIDDEN),
-                    drawn_matrix(CHOOSING, HIDDEN), CHOOSING, WIDTH, ROPE, 0, 0.25f, 0.7f},
-        .num_heads = HEADS, .nope_dim = NOPE, .rope_dim = ROPE, .value_dim = VALUE, .rotary_dim = ROPE, .top_k = TOP, .scale = 0.2f,
+        .indexer = {.k_norm = drawn_norm(WIDTH), .k_norm_bias = draw_floats(WIDTH, 0.1f), .q_proj = drawn_matrix(CHOOSING * WIDTH, LOW),
+                    .k_proj = drawn_matrix(WIDTH, HIDDEN), .weights_proj = drawn_matrix(CHOOSING, HIDDEN), .num_heads = CHOOSING,
+                    .head_dim = WIDTH, .rotary_dim = ROPE, .scale = 0.25f, .weight_scale = 0.7f},
+        .num_heads = HEADS, .nope_dim = NOPE, .rope_dim = ROPE, .value_dim = VALUE, .rotary_dim = ROPE, .top_k = TOP, .scale = 0.2f, .pool = 1,
     };
-    const colibri_latent_state kept = {{pool, sizeof pool, block, 0, format, RANK, 1, 0},
-                                       {pool, sizeof pool, block, 64 * plane[0], format, ROPE, 1, 0},
-                                       {pool, sizeof pool, block, 64 * (plane[0] + plane[1]), format, WIDTH, 1, 0}, selected};
+    const colibri_latent_state kept = {
+        .latent = {pool, sizeof pool, block, 0, format, RANK, 1, 0},
+        .rope_key = {pool, sizeof pool, block, 64 * plane[0], format, ROPE, 1, 0},
+        .index_key = {pool, sizeof pool, block, 64 * (plane[0] + plane[1]), format, WIDTH, 1, 0},
+        .selected = selected,
+    };
     float *x = draw_floats((PROMPT + MORE) * HIDDEN, 1.0f), *turns = draw_floats((PROMPT + MORE) * ROPE, 0.5f);
     for (int t = 0; t < PROMPT + MORE; t++) positions[t] = t;
     int32_t code = 0;
