@@ -88,14 +88,18 @@ def test_the_first_layers_take_experts_from_a_table() -> None:
     assert [route(index).vocab_size for index in range(3)] == [512, None, None]
     assert [route(index).choice_bias for index in range(3)] == [False, True, True]
     kinds = ["moe", "hash_moe", "moe"]
-    assert [route(i, mlp_layer_types=kinds).vocab_size for i in range(3)] == [None, 512, None]
+    said = {"num_hash_layers": None, "mlp_layer_types": kinds}
+    assert [route(i, **said).vocab_size for i in range(3)] == [None, 512, None]
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
         ({"layer_types": None, "compress_ratios": [0, 4]}, "compress_ratios"),
-        ({"layer_types": None, "compress_ratios": [0, 4, 6]}, "compress_ratios"),
+        (
+            {"layer_types": None, "compress_rates": None, "compress_ratios": [0, 4, 6]},
+            "compress_ratios",
+        ),
         ({"layer_types": ["full_attention"] * 3}, "layer_types"),
         ({"compress_rates": {"compressed_sparse_attention": 5}}, "compress_rates"),
         ({"compress_rates": {"compressed_sparse_attention": "4"}}, "compress_rates"),
