@@ -38,8 +38,9 @@ class _Roof:
 
     def __init__(self, run: Run, rig: Rig, drive: DriveLimit, memory: MemoryLimit) -> None:
         self._run, self._rig, self._drive, self._memory = run, rig, drive, memory
-        self._arithmetic = ArithmeticLimit(rig.kernels, rig.model)
         description = rig.prepared.description
+        slot_nbytes = description.experts.layers[0].slot_nbytes
+        self._arithmetic = ArithmeticLimit(rig.kernels, rig.model, slot_nbytes)
         embedding = rig.model.trunk.embedding
         tied = rig.prepared.config.tie_word_embeddings
         unused = (

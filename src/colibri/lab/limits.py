@@ -169,8 +169,9 @@ class ArithmeticLimit:
     enough for the caches of the cores. Native time alone counts.
     """
 
-    def __init__(self, kernels: BenchKernels, model: Model) -> None:
-        self._kernels, self._model = kernels, model
+    def __init__(self, kernels: BenchKernels, model: Model, slot_nbytes: int) -> None:
+        """`slot_nbytes` are those of a record with what lies between its parts."""
+        self._kernels, self._model, self._slot_nbytes = kernels, model, slot_nbytes
         self._sparse = sparse_layers(model)
         self._steps: dict[tuple[str, int], Callable[[], object]] = {}
 
@@ -201,7 +202,7 @@ class ArithmeticLimit:
             store.table.wait(int(slots[0]))
             parts = store.table.parts[int(slots[0])]
             start = int(parts.min())
-            copy = _copied(store.table.arena, start, self._model.plan.record_bytes)
+            copy = _copied(store.table.arena, start, self._slot_nbytes)
         states = np.full(1, READY, np.int32)
         table = Slots(copy.data, (parts - start)[None], states, lambda slot: None)
         hidden = gaussian(np.random.default_rng(0), num_tokens, ffn.experts.gate_proj.columns)
@@ -212,8 +213,10 @@ class ArithmeticLimit:
 
 
 def _copied(arena: Bytes, start: int, nbytes: int) -> Mapping:
+    """The bytes from `start`, at most `nbytes`: of the last slot there may be fewer."""
     mapping = Mapping(nbytes, "an expert")
-    mapping.data[:] = arena[start : start + nbytes]
+    found = arena[start : start + nbytes]
+    mapping.data[: len(found)] = found
     return mapping
 
 
