@@ -188,6 +188,7 @@ def _constraint(
     tools: Tools,
     tail: str,
 ) -> dict[str, Any] | None:
+    may_reason = model.reasons and conversation.thinking is not False
     if conversation.tool_choice == "required":
         name = conversation.tool_name
         wanted = tools if name is None else {name: tools[name]}
@@ -198,12 +199,15 @@ def _constraint(
             prompt=tail,
             parallel=conversation.parallel,
             budget=conversation.budget,
+            may_reason=may_reason,
         )
         return {"grammar": grammar}
     answer = conversation.answer
     if answer is None and conversation.budget is None:
         return None
-    prefix = reasoning_prefix(model.dialect, tokenizer, tail, conversation.budget)
+    prefix = reasoning_prefix(
+        model.dialect, tokenizer, tail, conversation.budget, may_reason=may_reason
+    )
     if answer is None:
         answer = {"grammar": any_answer(model.dialect, tokenizer)}
     return {**answer, **({} if prefix is None else {"prefix": prefix})}

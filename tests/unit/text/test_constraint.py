@@ -166,6 +166,26 @@ def test_reasoning_before_an_answer(
     assert accepts(constraint, tokenizer.encode(reply, special=True)) == is_accepted
 
 
+@pytest.mark.parametrize("name", ["json-tags", "harmony"])
+def test_an_answer_without_reasoning(
+    tokenizer: Tokenizer, constraints: Constraints, name: str
+) -> None:
+    dialect = named(name)
+    prompt = "<|start|>assistant" if dialect.header else ""
+    prefix = reasoning_prefix(dialect, tokenizer, prompt, may_reason=False)
+    spec = {"regex": "[0-9]+", **({"prefix": prefix} if prefix else {})}
+    grammar = call_grammar(
+        dialect, tokenizer, TOOLS, prompt=prompt, parallel=False, may_reason=False
+    )
+    think = "<think>so</think>"
+    if dialect.header:
+        think = "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    call = spelled_call(dialect, "weather", ARGUMENTS)
+    for held, answer in [(spec, f"{dialect.answer}12"), ({"grammar": grammar}, call)]:
+        assert accepts(constraints(held), tokenizer.encode(answer, special=True))
+        assert not accepts(constraints(held), tokenizer.encode(think + answer, special=True))
+
+
 def test_an_answer_with_a_header(tokenizer: Tokenizer, constraints: Constraints) -> None:
     prefix = reasoning_prefix(named("harmony"), tokenizer, "<|start|>assistant")
     spec = {"regex": "[0-9]+", "prefix": prefix}

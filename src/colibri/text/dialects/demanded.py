@@ -21,7 +21,12 @@ _BLANKS = r"/[ \n]{0,4}/"  # not any number: some models would never stop
 
 
 def reasoning_prefix(
-    dialect: Dialect, tokenizer: Tokenizer, prompt: str, budget: int | None = None
+    dialect: Dialect,
+    tokenizer: Tokenizer,
+    prompt: str,
+    budget: int | None = None,
+    *,
+    may_reason: bool = True,
 ) -> str | None:
     """What may come before an answer, as a prefix of a constraint; None for nothing.
 
@@ -31,6 +36,7 @@ def reasoning_prefix(
         prompt: how the rendered prompt ends: reasoning that it has opened must be closed; other
             reasoning may be.
         budget: tokens of reasoning at most; then it is closed.
+        may_reason: whether reasoning that the prompt has not opened is allowed.
 
     Raises:
         RequestError: the budget cannot be enforced.
@@ -38,7 +44,7 @@ def reasoning_prefix(
     grammar = _Grammar(tokenizer, budget)
     header = dialect.header
     if header is not None:
-        return _header_prefix(dialect, grammar, prompt)
+        return _header_prefix(dialect, grammar, prompt, may_reason)
     open_end = dialect.reasoning_end(prompt)
     if open_end is not None:
         answer = grammar.literal(dialect.answer)
@@ -48,14 +54,21 @@ def reasoning_prefix(
     opening, closing = dialect.reasoning[0]
     if prompt.rstrip().endswith(closing.rstrip()):
         return None
+    answer = grammar.literal(dialect.answer)
+    if not may_reason:
+        return grammar.text(answer) or None
     first = f"({grammar.literal(opening)} {grammar.reasoning(closing)} {_BLANKS})?"
-    return grammar.text(f"{first} {grammar.literal(dialect.answer)}")
+    return grammar.text(f"{first} {answer}")
 
 
-def _header_prefix(dialect: Dialect, grammar: _Grammar, prompt: str) -> str | None:
+def _header_prefix(
+    dialect: Dialect, grammar: _Grammar, prompt: str, may_reason: bool
+) -> str | None:
     header = dialect.header
     if header is None or not header.is_open(prompt) or not dialect.answer:
         return None
+    if not may_reason:
+        return grammar.text(grammar.literal(dialect.answer))
     think = dialect.answer.replace("final", header.reasoning)
     again = grammar.literal(f"{header.openings[0]}assistant")
     first = f"({grammar.literal(think)} {grammar.reasoning(header.ends[0])} {again})?"
@@ -76,10 +89,11 @@ def call_grammar(
     prompt: str,
     parallel: bool,
     budget: int | None = None,
+    may_reason: bool = True,
 ) -> str:
     """A reply that calls at least one of the functions, each as its schema says.
 
-    `parallel` allows further calls; `budget` as for `reasoning_prefix`.
+    `parallel` allows further calls; `budget` and `may_reason` as for `reasoning_prefix`.
 
     Raises:
         RequestError: calls in this dialect cannot be demanded.
@@ -96,7 +110,8 @@ def call_grammar(
     ]
     one = grammar.rule(" | ".join(calls))
     again = f"({_BLANKS} {one})*" if parallel and _may_repeat(dialect) else ""
-    return grammar.text(f"start: {_before_calls(dialect, grammar, prompt)} {one} {again}")
+    before = _before_calls(dialect, grammar, prompt, may_reason)
+    return grammar.text(f"start: {before} {one} {again}")
 
 
 def _may_repeat(dialect: Dialect) -> bool:
@@ -104,10 +119,12 @@ def _may_repeat(dialect: Dialect) -> bool:
     return dialect.header is None and bool(dialect.calls[0].closings)
 
 
-def _before_calls(dialect: Dialect, grammar: _Grammar, prompt: str) -> str:
+def _before_calls(dialect: Dialect, grammar: _Grammar, prompt: str, may_reason: bool) -> str:
     header, end = dialect.header, dialect.reasoning_end(prompt)
     if end is not None:
         return f"{grammar.reasoning(end)} {_BLANKS}"
+    if not may_reason:
+        return _BLANKS if header is None else ""
     if header is not None:
         think = grammar.literal(dialect.answer.replace("final", header.reasoning))
         again = grammar.literal(f"{header.openings[0]}assistant")
