@@ -81,7 +81,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that it does not take."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
-    known = ", ".join(sorted({path.template for path in PATHS}))
-    problem = Problem(error.status_code, f"{what} is not served here: known are {known}")
+    allowed = (error.headers or {}).get("Allow")
+    if allowed is not None:
+        hint = f"this path takes {' or '.join(sorted(allowed.split(', ')))}"
+    else:
+        hint = f"known are {', '.join(sorted({path.template for path in PATHS}))}"
+    problem = Problem(error.status_code, f"{what} is not served here: {hint}")
     spelled = envelope_of(request.url.path)(problem)
     return JSONResponse(spelled, problem.status, dict(error.headers or {}))

@@ -44,7 +44,7 @@ async def stats(call: Call) -> ASGIApp:
         {
             "version": colibri.__version__,
             "model": serving.model.name,
-            "dialect": serving.model.dialect.name,
+            "dialect": serving.model.calls_as,
             "health": serving.engine.health,
             "engine": None if metrics is None else asdict(metrics),
             "server": {

@@ -337,7 +337,7 @@ def _described(call: Call) -> dict[str, Any]:
 
 
 def _details(call: Call) -> dict[str, Any]:
-    family = call.serving.model.dialect.name
+    family = call.serving.model.model_type
     return {
         "parent_model": "",
         "format": "safetensors",

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from colibri.checkpoint.config import read_config
 from colibri.errors import RequestError, TextError
 from colibri.llm.defaults import GenerationDefaults
 from colibri.server.problems import FieldError, Problem
@@ -33,6 +34,7 @@ class ServedModel:
         defaults: of its generation_config.json.
         created: when its files were written, in seconds since 1970.
         digest: SHA-256 of its config.json.
+        model_type: as its config.json says; empty where it says none.
     """
 
     directory: Path
@@ -43,6 +45,7 @@ class ServedModel:
     defaults: GenerationDefaults
     created: int = 0
     digest: str = ""
+    model_type: str = ""
 
     @classmethod
     def load(
@@ -70,6 +73,7 @@ class ServedModel:
             defaults=GenerationDefaults.load(directory),
             created=int((directory / "config.json").stat().st_mtime),
             digest=hashlib.sha256((directory / "config.json").read_bytes()).hexdigest(),
+            model_type=str(read_config(directory / "config.json").get("model_type", "")),
         )
 
     @property
@@ -97,6 +101,11 @@ class ServedModel:
     def offers_tools(self) -> bool:
         """Whether the template shows tools to the model."""
         return "tools" in self._source
+
+    @property
+    def calls_as(self) -> str | None:
+        """The name of the syntax of tool calls; None where the template offers no tools."""
+        return self.dialect.name if self.offers_tools else None
 
     @property
     def has_degrees(self) -> bool:

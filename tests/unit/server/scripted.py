@@ -61,7 +61,7 @@ def write_model(directory: Path, *, template: str | None = TEMPLATE, **generatio
     config |= {} if template is None else {"chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "generation_config.json").write_text(json.dumps(generation))
-    (directory / "config.json").write_text("{}")
+    (directory / "config.json").write_text('{"model_type": "scripted"}')
     return directory
 
 

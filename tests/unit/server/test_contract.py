@@ -234,7 +234,9 @@ def test_control_tokens_in_content_are_text(
 
 @each_path
 def test_methods_and_paths(http: httpx.Client, endpoint: Endpoint) -> None:
-    assert http.get(endpoint.path).status_code == 405
+    refused = http.get(endpoint.path)
+    assert refused.status_code == 405
+    assert "is not served here: this path takes POST" in refused.text
     response = http.post(f"{endpoint.path}/other", json={})
     assert response.status_code == 404
     assert response.json()["error"]

@@ -85,6 +85,8 @@ def test_loading_and_listing(server: Running, client: ollama.Client) -> None:
     assert client.generate(model="scripted").done_reason == "load"
     assert [model.model for model in client.list().models] == ["scripted"]
     shown = client.show("scripted")
+    assert shown.details is not None
+    assert (shown.details.family, shown.details.families) == ("scripted", ["scripted"])
     assert {"completion", "tools", "thinking"} == set(shown.capabilities or [])
 
 
