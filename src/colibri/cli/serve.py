@@ -40,10 +40,11 @@ def serve(*, settings: Settings) -> None:
 
         def ready(told: Ready) -> None:
             reporter.close()
+            calls_as = serving.model.calls_as
             say(
                 f"{name} is ready: context {told.context_length:,}, {told.max_sessions} "
-                f"repl{'y' if told.max_sessions == 1 else 'ies'} at a time, "
-                f"tool calls as {serving.model.dialect.name}; Ctrl-C stops"
+                f"repl{'y' if told.max_sessions == 1 else 'ies'} at a time"
+                f"{f', tool calls as {calls_as}' if calls_as else ''}; Ctrl-C stops"
             )
 
         asyncio.run(run(serving, binding_of(settings), on_listening=listening, on_ready=ready))

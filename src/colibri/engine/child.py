@@ -40,7 +40,10 @@ def ending(status: int) -> str:
 
 
 def launcher(module: str, arguments: Sequence[str] = ()) -> Launch:
-    """Starts `python -m module FD arguments…`, where FD is the number of the socket."""
+    """Starts `python -m module FD arguments…`, where FD is the number of the socket.
+
+    It has a session of its own: Ctrl-C at the terminal is for the client, which says when to end.
+    """
 
     async def launch(connection: socket.socket) -> ChildProcess:
         number = connection.fileno()
@@ -48,6 +51,7 @@ def launcher(module: str, arguments: Sequence[str] = ()) -> Launch:
             *(sys.executable, "-m", module, str(number), *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(number,),
+            start_new_session=True,
         )
         return ChildProcess(process)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
 from colibri.engine.service import Health
 from colibri.errors import EngineDiedError, RequestError, ShuttingDownError
 
+_log = logging.getLogger("colibri.engine")
 RESTART_DELAYS_S = (0.0, 1.0, 5.0, 30.0)  # before each attempt; then it has failed
 _END_S = 10.0  # for a process to end by itself
 
@@ -296,9 +298,16 @@ class EngineClient:
             self._failure = error
             self._health = Health.FAILED if delay is None else Health.STARTING
             if delay is None:
+                self._lost("and is not started again")
                 return
+            self._lost(f"and is started again{f' in {delay:g} s' if delay else ''}")
             await self._sleep(delay)
             connection = await self._open()
+
+    def _lost(self, then: str) -> None:
+        """Log why an engine that had been ready is gone; `start` raises for one that never was."""
+        if self._ready is not None:
+            _log.warning("the engine is lost (%s) %s", self._failure, then)
 
     async def _listen(self, connection: Connection) -> Exception:
         """Hear all that a process says; return why it ended, once it has."""
@@ -310,6 +319,8 @@ class EngineClient:
                 self._loading(message)
             elif isinstance(message, Ready):
                 connection.was_ready = True
+                if self._failure is not None:
+                    _log.warning("the engine is ready again")
                 connection.ready.set_result(message)
                 self._ready, self._failure = message, None
                 self._health = Health.READY if self._health is not Health.CLOSING else self._health

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import socket
 import threading
@@ -13,11 +15,13 @@ from dataclasses import dataclass
 import uvicorn
 
 from colibri.engine.messages import Ready
+from colibri.errors import SettingsError
 from colibri.server.app import create_app
 from colibri.server.serving import Serving
 
 _HEADER_BYTES = 64 << 10
 _KEEP_ALIVE_S = 30
+_NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,48 @@ class Server(uvicorn.Server):
         await closing
 
 
+def bound(binding: Binding) -> list[socket.socket]:
+    """Sockets at every address of the host, before anything is loaded.
+
+    Raises:
+        SettingsError: the host has no address here, or the port is taken or not allowed.
+    """
+    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+    found: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        known = socket.getaddrinfo(binding.host, binding.port, type=kind, flags=flags)
+        for family, address in dict.fromkeys((one[0], one[4]) for one in known):
+            try:
+                found.append(socket.create_server(address, family=family))
+            except OSError as error:  # a name may have addresses of a kind that is switched off
+                if error.errno not in _NO_ADDRESS:
+                    raise
+                missing = error
+        if missing is not None and not found:
+            raise missing
+    except (OSError, UnicodeError) as error:
+        for one in found:
+            one.close()
+        raise SettingsError(_not_bound(binding, error)) from error
+    return found
+
+
+def _not_bound(binding: Binding, error: OSError | UnicodeError) -> str:
+    """Why, and which of the two settings to change."""
+    number = error.errno or 0 if isinstance(error, OSError) else 0
+    why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    if number in (errno.EADDRINUSE, errno.EACCES):
+        return (
+            f"port {binding.port} of {binding.host} cannot be listened on ({why}): set port to "
+            "another; 0 takes a free one"
+        )
+    return (
+        f"host {binding.host} is no address of this machine ({why}): set host to one, such as "
+        "127.0.0.1"
+    )
+
+
 async def run(
     serving: Serving,
     binding: Binding,
@@ -106,11 +152,12 @@ async def run(
 
     Raises:
         CheckpointError, BudgetError, …: why the engine cannot be started, as its type.
-        OSError: the address cannot be bound.
+        SettingsError: the address cannot be bound; nothing has been started then.
     """
+    sockets = bound(binding)
     server = Server(serving, binding)
     starting = asyncio.create_task(serving.engine.start())
-    running = asyncio.create_task(server.serve())
+    running = asyncio.create_task(server.serve(sockets))
     listening = asyncio.create_task(server.listening.wait())
     await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
     try:

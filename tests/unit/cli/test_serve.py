@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -91,6 +92,43 @@ def test_an_engine_that_dies_is_started_again(http: httpx.Client, served: Served
     while 200 not in statuses:
         statuses.add(http.post("/completion", json=body).status_code)
     assert statuses <= {200, 503}
+    assert "tool calls" not in served.said  # the model has no template that offers any
+    assert http.get("/stats").json()["dialect"] is None
+    served.wait_for(r"the engine is lost \(.* SIGKILL.*\) and is started again")
+    served.wait_for("the engine is ready again")
+
+
+def test_the_engine_does_not_hear_ctrl_c(served: Served) -> None:
+    for pid in children(served.process.pid):
+        assert os.getsid(pid) == pid
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            ("--port", "{taken}"),
+            r"error: --port \d+ of 127.0.0.1 .* in use\): set --port to another",
+        ),
+        (
+            ("--host", "192.0.2.1", "--api-key", "k"),
+            r"error: --host 192.0.2.1 .*: set --host to one",
+        ),
+        (("--host", "a" * 70, "--api-key", "k"), r"error: --host a+ is no address of this machine"),
+    ],
+)
+def test_an_address_that_cannot_be_bound(
+    served: Served, flags: tuple[str, ...], reason: str
+) -> None:
+    taken = served.url.rpartition(":")[2]
+    result = subprocess.run(
+        [*COMMAND, *(flag.format(taken=taken) for flag in flags)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert re.search(reason, result.stderr.splitlines()[-1])
+    assert "Traceback" not in result.stderr
+    assert "ERROR" not in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
