@@ -66,6 +66,8 @@ MEMORY = (
     "prefill_chunk",
 )
 _COMMON = ("model", "ram", "expert_slots")
+_ATTACHED = ("cache_dir",)
+"""What is heeded where a server has the model: there the lines of `coli chat` are remembered."""
 
 
 _METAVARS: Mapping[Any, str] = {
@@ -126,6 +128,8 @@ def _with_knobs(function: Command, names: Sequence[str], notice: bool = True) ->
         spell = speller([*names, *SAMPLING], flagged)
         with reported(values.pop("debug"), spell):
             values = {name: value for name, value in values.items() if name not in given}
+            if values.get("attach") is not None:
+                _refuse_local(flagged)
             if "path" in values:
                 given["model"] = _one_model(values.pop("path"), given["model"])
             settings = Settings.resolve(None, flag, **given)
@@ -137,6 +141,16 @@ def _with_knobs(function: Command, names: Sequence[str], notice: bool = True) ->
             function(**values)
 
     return _with_signature(command, [*common, *own, *flags, debug])
+
+
+def _refuse_local(flagged: Sequence[str]) -> None:
+    """Refuse flags that would change nothing, because a server has the model."""
+    local = [flag(name) for name in flagged if name not in _ATTACHED]
+    if local:
+        verb, them = ("is", "it") if len(local) == 1 else ("are", "them")
+        raise SettingsError(
+            f"{', '.join(local)} {verb} for a model in this process: leave {them} out with --attach"
+        )
 
 
 def with_sampling(rest: str) -> Callable[[Command], Command]:

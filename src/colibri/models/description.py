@@ -207,9 +207,12 @@ def _num_heads(checkpoint: Checkpoint, tensors: Iterable[str]) -> int:
     """How many drafting heads there are."""
     found = {match[1] for name in tensors if (match := _HEAD.match(name))}
     if not found:
+        why = "layers behind the last, or tensors `mtp.*`"
+        if checkpoint.container is not None:
+            why = "`coli convert` leaves them aside; the checkpoint it was made from may have some"
         raise IncompleteModelError(
-            f"{checkpoint.directory}: holds no heads that draft further tokens (layers behind the"
-            " last, or tensors under `mtp`): leave `mtp` out"
+            f"{checkpoint.directory}: holds no heads that draft further tokens ({why}): leave "
+            "`mtp` out"
         )
     return 1 + max(map(int, found))
 

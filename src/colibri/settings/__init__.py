@@ -161,7 +161,8 @@ class Settings:
         parse_switch,
         "BOOL",
         "Load the heads that foresee further tokens, of models that have any (multi-token "
-        "prediction): true or false; no heat is kept then",
+        "prediction): true or false; it changes no reply, `LLM.mtp_logits` computes them; no heat "
+        "is kept then",
     )
     isa: str = knob(
         "auto",

@@ -210,3 +210,22 @@ def test_nobody_answers() -> None:
     result = CliRunner().invoke(app, ["chat", "--attach", "127.0.0.1:9"])
     assert result.exit_code == 2
     assert "127.0.0.1:9 does not answer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ram", "1GB"], "--ram is for a model in this process: leave it out with --attach"),
+        (["-m", "m", "--mirror", "d"], "--model, --mirror are for a model in this process: leave"),
+    ],
+)
+def test_a_server_takes_no_settings_of_a_model(flags: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["chat", "--attach", "127.0.0.1:9", *flags])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_server_needs_no_variables_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLIBRI_RAM", "1GB")
+    result = CliRunner().invoke(app, ["chat", "--attach", "127.0.0.1:9", "--cache-dir", "d"])
+    assert "127.0.0.1:9 does not answer" in result.stderr
