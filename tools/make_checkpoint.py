@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from colibri.checkpoint.generate import SPELLINGS
+from colibri.cli.failures import OS_EXIT_CODE
 from colibri.errors import ColibriError
 from colibri.formats import FORMATS
 from colibri.models.generate import generate, shape_config, shape_names
@@ -118,6 +119,9 @@ def main() -> int:
     except ColibriError as error:
         print(f"{_line_end()}{error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"{_line_end()}{error}", file=sys.stderr)
+        return OS_EXIT_CODE
     elapsed = format_seconds(time.monotonic() - ticker.began)
     print(f"{_line_end()}{args.directory}: {what}, {elapsed}", file=sys.stderr)
     return 0

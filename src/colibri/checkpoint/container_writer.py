@@ -7,6 +7,7 @@ kept in a progress file, so that a writer of the same source goes on where a kil
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -233,6 +234,26 @@ def _resident(matrix: Floats, fmt: Format) -> Bytes:
     """A matrix rounded and packed."""
     rows, columns = matrix.shape
     return fmt.pack(fmt.encode(matrix), (rows, columns))
+
+
+def require_directory(directory: Path) -> None:
+    """Refuse a place where no directory can be written.
+
+    Raises:
+        CheckpointError: `directory`, or the nearest above it that exists, is a file, a link to
+            nothing, or not to be written to.
+    """
+    for path in (directory, *directory.absolute().parents):
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(f"{path}: is a link to nothing: name a directory")
+        if path.exists():
+            if not path.is_dir():
+                raise CheckpointError(f"{path}: is a file: name a directory")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise CheckpointError(
+                    f"{path}: cannot be written to: name a directory that can, or give leave"
+                )
+            return
 
 
 def require_free(directory: Path, nbytes: int) -> None:

@@ -17,7 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from colibri.checkpoint.coding import require_exact
-from colibri.checkpoint.container_writer import ContainerWriter, LayerWriter, require_free
+from colibri.checkpoint.container_writer import (
+    ContainerWriter,
+    LayerWriter,
+    require_directory,
+    require_free,
+)
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
 from colibri.checkpoint.index import Checkpoint
@@ -91,8 +96,8 @@ class ConvertReport:
         directory: the container.
         num_layers: MoE layers in it.
         num_kept_layers: those that an earlier, interrupted run had finished.
-        source_bytes: bytes of the files that were read.
-        total_bytes: bytes of experts and dense tensors.
+        source_bytes: bytes of the files that hold the source's tensors, with their headers.
+        total_bytes: the same of the container.
         elapsed_s: the time of this run.
         left_aside: tensors of the source that are not in the container, counted by part.
     """
@@ -137,13 +142,15 @@ def convert(
         progress: told after every expert.
 
     Raises:
-        CheckpointError: `destination` holds something else, or its disk is too small.
+        CheckpointError: `destination` holds something else, is not apart from the source, or
+            cannot be written to, or its disk is too small.
         UnsupportedModelError: experts or dense tensors are coded in another format than they
             get, and that is not f32; nothing is written.
         NumericsError: a weight is not finite.
     """
     began = time.monotonic()
-    _require_directory(destination)
+    _require_apart(checkpoint.directory, destination)
+    require_directory(destination)
     layouts = [_target(layer, experts, down or experts) for layer in index.layers]
     for parameter in dense:  # they are written last, hours later perhaps
         require_exact(parameter.stored, parameter.format, parameter.name)
@@ -165,20 +172,24 @@ def convert(
         num_layers=len(layouts),
         num_kept_layers=kept,
         source_bytes=sum(path.stat().st_size for path in _files(checkpoint)),
-        total_bytes=job.total_bytes,
+        total_bytes=sum(path.stat().st_size for path in destination.glob("*.safetensors")),
         elapsed_s=time.monotonic() - began,
         left_aside=left_aside or {},
     )
 
 
-def _require_directory(destination: Path) -> None:
-    for path in (destination, *destination.parents):
-        if path.is_symlink() and not path.exists():
-            raise CheckpointError(f"{path}: is a link to nothing: name a directory")
-        if path.exists():
-            if not path.is_dir():
-                raise CheckpointError(f"{path}: is a file: name a directory for the container")
-            return
+def _require_apart(source: Path, destination: Path) -> None:
+    """Refuse to write where the source is, before anything advises to remove what is there."""
+    old, new = source.resolve(), destination.resolve()
+    name_another = "name a directory apart from it for the container"
+    if old == new:
+        raise CheckpointError(
+            f"{destination}: source and destination are the same directory: {name_another}"
+        )
+    if old in new.parents:
+        raise CheckpointError(f"{destination}: is inside the source {source}: {name_another}")
+    if new in old.parents:
+        raise CheckpointError(f"{destination}: holds the source {source}: {name_another}")
 
 
 def companions(directory: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from colibri.checkpoint.byte_tokenizer import write_byte_tokenizer
-from colibri.checkpoint.container_writer import ContainerWriter, require_free
+from colibri.checkpoint.container_writer import ContainerWriter, require_directory, require_free
 from colibri.checkpoint.experts import ExpertLayer
 from colibri.checkpoint.published import StoredTensor, draw, tensors_of
 from colibri.checkpoint.random_weights import RandomExperts, Tensor, random_matrix, resident_draw
@@ -211,8 +211,10 @@ def generate_checkpoint(
         progress: told bytes written and bytes in all.
 
     Raises:
-        CheckpointError: the disk is too small, or the directory holds other files.
+        CheckpointError: the disk is too small, or the directory holds other files or cannot be
+            written to.
     """
+    require_directory(directory)
     require_free(directory, model.nbytes + _SLACK_BYTES)
     meter = _Meter(model.nbytes, progress)
     if model.spelling is None:

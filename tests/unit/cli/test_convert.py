@@ -1,6 +1,7 @@
 """`coli convert` and `coli verify` as their users start them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def test_a_family_converts_runs_and_verifies(family: Family, tmp_path: Path) -> 
     assert report["ratio"] == report["source_bytes"] / report["total_bytes"] > 1
     sizes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     assert report["source_bytes"] == sizes
+    assert report["total_bytes"] == sum(path.stat().st_size for path in made.glob("*.safetensors"))
     assert coli("verify", made).exit_code == 0
     run = coli("run", "--ids", "1 2 3", "--model", made, "--max-tokens", "4", "--ignore-eos")
     assert run.exit_code == 0, run.stderr
@@ -114,8 +116,33 @@ def test_a_directory_in_use_is_refused(tiny_source: Path, tmp_path: Path) -> Non
     assert result.exit_code == 3
     assert "holds other files; name an empty directory" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    onto_itself = coli("convert", tiny_source, tiny_source)
-    assert onto_itself.exit_code == 3
+
+
+def test_the_source_is_no_destination(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_source)
+    for destination, message in (
+        (tiny_source, "source and destination are the same directory"),
+        (Path(), "source and destination are the same directory"),
+        (tiny_source / "to", f"is inside the source {tiny_source}"),
+        (tiny_source.parent, f"holds the source {tiny_source}"),
+    ):
+        result = coli("convert", tiny_source, destination)
+        assert result.exit_code == 3
+        assert f"{destination}: {message}" in result.stderr
+        assert "remove" not in result.stderr
+    assert not (tiny_source / "to").exists()
+
+
+def test_a_destination_that_cannot_be_written(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "os.access", lambda path, mode: not mode & os.W_OK or Path(path) != tmp_path
+    )
+    for destination in (tmp_path, tmp_path / "below" / "to"):
+        result = coli("convert", tiny_source, destination)
+        assert (result.exit_code, list(tmp_path.iterdir())) == (3, [])
+        assert f"{tmp_path}: cannot be written to" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,3 +274,16 @@ def test_verify_lists_everything_that_is_damaged(tiny_source: Path, tmp_path: Pa
     assert result.exit_code == 3
     assert f"{len(damaged)} damages" in result.stderr
     assert all(f"{path}: layer" in result.stderr for path in damaged)
+
+
+def test_heads_that_are_not_there_are_refused_in_words(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    assert coli("convert", tiny_source, made).exit_code == 0
+    for model, why in (
+        (tiny_source, "tensors `mtp.*`"),
+        (made, "`coli convert` leaves them aside"),
+    ):
+        result = coli("run", "--ids", "1", "--model", model, "--mtp", "true")
+        assert result.exit_code == 3
+        assert why in result.stderr
+        assert result.stderr.rstrip().endswith("leave --mtp out")

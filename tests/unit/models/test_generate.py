@@ -1,6 +1,7 @@
 """Every family has random checkpoints of every shape, and they open."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from colibri.checkpoint.index import Checkpoint
-from colibri.errors import UnsupportedModelError
+from colibri.errors import CheckpointError, UnsupportedModelError
 from colibri.models.blueprint import Blueprint
 from colibri.models.description import Description
 from colibri.models.family import Family
@@ -61,3 +62,19 @@ def test_the_tool_writes_a_model(tmp_path: Path) -> None:
     assert again.returncode == 3
     assert "finished container" in again.stderr
     assert "Traceback" not in again.stderr
+    command[2] = str(tmp_path / ("x" * 300))
+    barred = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (barred.returncode, barred.stderr.count("\n")) == (74, 1)
+    assert "Traceback" not in barred.stderr
+
+
+@pytest.mark.parametrize("fmt", ["int4-g64", "bf16"])
+def test_a_directory_that_cannot_be_written_is_refused(
+    fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "os.access", lambda path, mode: not mode & os.W_OK or Path(path) != tmp_path
+    )
+    with pytest.raises(CheckpointError, match="cannot be written to"):
+        generate(tmp_path / "to", PLAIN.tiny_config(), experts=fmt)
+    assert not list(tmp_path.iterdir())
