@@ -14,6 +14,7 @@ from colibri.cli.inspection import inspectable
 from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
 from colibri.cli.report import say_notes
+from colibri.cli.run import require_tokenizer
 from colibri.settings import Settings
 
 CONTINUATION = 100
@@ -44,7 +45,9 @@ def chat(
 
             partner = AttachedPartner(attach, settings.api_key)
             greet(f"{partner.name} at {attach}")
-            Conversation(partner, reporter, sampling, system).run(line_reader(settings))
+            conversation = Conversation(partner, reporter, sampling, system)
+            conversation.run(line_reader(settings))
+            end(conversation)
 
 
 def talk(
@@ -57,6 +60,7 @@ def talk(
     llm = LLM.from_settings(settings, reporter)
     reporter.close()
     with llm, inspectable(llm), llm.open_session() as session:
+        require_tokenizer(llm, "put it there, or use `coli run --ids`, which takes token ids")
         partner = LocalPartner(llm, session, reporter)
         greet(partner.name)
         if partner.continues:
@@ -66,8 +70,17 @@ def talk(
                 "This model has no chat template: it is no assistant and continues what you "
                 f"write, {sampling['max_tokens']} tokens at a time."
             )
-        Conversation(partner, reporter, sampling, system).run(line_reader(settings))
+        conversation = Conversation(partner, reporter, sampling, system)
+        conversation.run(line_reader(settings))
     say_notes(llm)
+    end(conversation)
+
+
+def end(conversation: Conversation) -> None:
+    """Fail where a script's messages all failed; people on a terminal have seen it."""
+    failure = conversation.failure
+    if failure is not None and not conversation.num_answers and not sys.stdin.isatty():
+        raise typer.Exit(failure.exit_code)
 
 
 def greet(name: str) -> None:

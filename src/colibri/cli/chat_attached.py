@@ -6,12 +6,14 @@ import json
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from colibri.cli.chat_partners import Cancelled, Messages
 from colibri.errors import ContextLengthError, RequestError
+from colibri.settings import variable_of
 
 if TYPE_CHECKING:
     from colibri.text.dialects import Event
@@ -113,6 +115,11 @@ class AttachedPartner:
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             raise RequestError(f"{self._host} does not answer: {error}") from error
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            raise RequestError(
+                f"{self._host}: {_error(_read_json(response))}: set {variable_of('api_key')} to "
+                "the key it asks for"
+            )
         if response.status != 200:
             raise _error(_read_json(response))
         return response

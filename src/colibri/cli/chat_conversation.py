@@ -40,7 +40,12 @@ ReadLine = Callable[[], str]
 
 @dataclass
 class Conversation:
-    """Messages so far, and how they grow."""
+    """Messages so far, and how they grow.
+
+    Attributes:
+        num_answers: how many messages were answered.
+        failure: why the last one that was not answered was not.
+    """
 
     partner: Partner
     reporter: Reporter
@@ -48,6 +53,8 @@ class Conversation:
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     shows_reasoning: bool = True
+    num_answers: int = 0
+    failure: ColibriError | None = None
 
     def __post_init__(self) -> None:
         self.reset()
@@ -155,16 +162,15 @@ class Conversation:
             with interruptible() as cancelled:
                 events = self.partner.answer(self.messages, self.sampling, cancelled)
                 self.messages.append(self.show(events))
+            self.num_answers += 1
             say(self.partner.footer)
-        except ContextLengthError as error:
-            self.messages = before
-            say(f"{error}; or begin a new conversation with /reset")
         except KeyboardInterrupt:  # pressed twice: the reply is dropped, not the conversation
             self.messages = before
             say("interrupted")
         except ColibriError as error:
-            self.messages = before
-            say(str(error))
+            self.messages, self.failure = before, error
+            full = isinstance(error, ContextLengthError)
+            say(f"{error}{'; or begin a new conversation with /reset' if full else ''}")
 
     def show(self, events: Iterable[Event]) -> dict[str, Any]:
         """Print an answer as it comes; return its message.

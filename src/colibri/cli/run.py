@@ -17,7 +17,7 @@ from colibri.cli.options import JSON, with_sampling, with_settings
 from colibri.cli.progress import Reporter
 from colibri.cli.report import as_json, footer, say_notes
 from colibri.engine.request import FinishReason
-from colibri.errors import Cancelled, RequestError
+from colibri.errors import Cancelled, RequestError, TextError
 from colibri.settings import Settings
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def start(llm: LLM, text: str, *, ids: bool, chat: bool, options: Any) -> Stream
     """Begin the reply that the flags ask for."""
     if ids and chat:
         raise RequestError("--ids and --chat exclude each other")
+    if not ids:
+        require_tokenizer(llm, "give token ids with --ids")
     if chat:
         prompt = llm.encode_chat([{"role": "user", "content": text}])
     else:
@@ -129,6 +131,16 @@ def start(llm: LLM, text: str, *, ids: bool, chat: bool, options: Any) -> Stream
         room = llm.plan().context_length - len(prompt)
         options = {**options, "max_tokens": max(1, min(MAX_TOKENS, room))}
     return llm.stream(prompt, **options)
+
+
+def require_tokenizer(llm: LLM, advice: str) -> None:
+    """Refuse text to a model that has no tokenizer.
+
+    Raises:
+        TextError: it has none; the message ends with `advice`.
+    """
+    if llm.prepared.tokenizer is None:
+        raise TextError(f"{llm.prepared.directory}: has no tokenizer (tokenizer.json): {advice}")
 
 
 def parse_ids(text: str) -> list[int]:

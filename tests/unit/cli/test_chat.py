@@ -229,3 +229,30 @@ def test_a_server_needs_no_variables_taken_back(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLIBRI_RAM", "1GB")
     result = CliRunner().invoke(app, ["chat", "--attach", "127.0.0.1:9", "--cache-dir", "d"])
     assert "127.0.0.1:9 does not answer" in result.stderr
+
+
+def test_a_server_that_wants_a_key_is_told_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(write_model(tmp_path / "scripted"), api_key="s3cret") as server:
+        result = CliRunner().invoke(app, ["chat", "--attach", server.url])
+        assert result.exit_code == 2
+        assert "set COLIBRI_API_KEY to the key it asks for" in result.stderr
+        monkeypatch.setenv("COLIBRI_API_KEY", "s3cret")
+        assert CliRunner().invoke(app, ["chat", "--attach", server.url]).exit_code == 0
+
+
+def test_a_script_without_any_answer_fails(coli: Coli) -> None:
+    coli.context_length = 64
+    result = coli("chat", stdin=f"{'x' * 100}\n")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the context holds 64" in result.stderr
+
+
+def test_without_a_tokenizer_there_is_no_conversation(coli: Coli) -> None:
+    (coli.directory / "tokenizer.json").unlink()
+    result = coli("chat", stdin="hi\n")
+    assert result.exit_code == 3
+    assert "has no tokenizer (tokenizer.json): put it there, or use `coli run --ids`" in (
+        result.stderr
+    )

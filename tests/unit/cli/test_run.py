@@ -215,3 +215,11 @@ def test_a_second_ctrl_c_leaves_at_once(coli: Coli) -> None:
     result = coli("run", "hi")
     assert result.exit_code == 130
     assert result.stderr.endswith("coli: interrupted\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["--chat"]])
+def test_text_for_a_model_without_a_tokenizer(coli: Coli, flags: list[str]) -> None:
+    (coli.directory / "tokenizer.json").unlink()
+    result = coli("run", "hi", *flags)
+    assert result.exit_code == 3
+    assert "has no tokenizer (tokenizer.json): give token ids with --ids" in result.stderr
