@@ -166,7 +166,7 @@ async def run(
             await asyncio.wait({starting, running}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and not server.should_exit:  # or it was stopped while loading
                 on_ready(starting.result())
-    except Exception:
+    except (Exception, asyncio.CancelledError):  # cancelled: by Ctrl-C before it is the server's
         server.should_exit = True
         raise
     finally:
