@@ -104,10 +104,14 @@ def summary(report: ConvertReport) -> str:
     aside = f"; left aside: {', '.join(parts)}" if parts else ""
     return (
         f"{report.directory}: {format_bytes(report.total_bytes)} from "
-        f"{format_bytes(report.source_bytes)} (x {report.ratio:.2f} smaller), "
+        f"{format_bytes(report.source_bytes)} ({_change(report.ratio)}), "
         f"{report.num_layers} layers of experts{kept if report.num_kept_layers else ''}, "
         f"in {format_seconds(report.elapsed_s)}{aside}"
     )
+
+
+def _change(ratio: float) -> str:
+    return f"x {ratio:.2f} smaller" if ratio >= 1 else f"x {1 / ratio:.2f} larger"
 
 
 def as_json(report: ConvertReport) -> dict[str, Any]:

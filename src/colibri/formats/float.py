@@ -12,45 +12,24 @@ from colibri.formats.base import (
     SCAN_F32,
     Bytes,
     Floats,
-    Format,
     Scan,
     Shape,
 )
+from colibri.formats.row_major import RowMajorFormat
 
 SCANS = {"f32": SCAN_F32, "f16": SCAN_F16, "bf16": SCAN_BF16}
 
 
-class FloatFormat(Format):
-    """A row-major matrix of IEEE floats; nothing is padded and pack changes nothing."""
+class FloatFormat(RowMajorFormat):
+    """A row-major matrix of IEEE floats."""
 
     def __init__(self, name: str, code: int, dtype: str) -> None:
         """`dtype` is the NumPy storage type; bfloat16 is stored as uint16."""
         self.name, self.code, self.dtype = name, code, np.dtype(dtype)
 
-    @property
-    def is_plain(self) -> bool:
-        """It is."""
-        return True
-
-    def nbytes(self, shape: Shape) -> int:
-        """N * K items, no padding."""
-        return shape[0] * shape[1] * self.dtype.itemsize
-
-    def resident_nbytes(self, shape: Shape) -> int:
-        """Same as stored."""
-        return self.nbytes(shape)
-
-    def panel_nbytes(self, columns: int) -> int:
-        """Eight rows."""
-        return PANEL_ROWS * columns * self.dtype.itemsize
-
     def encode(self, weights: Floats) -> Bytes:
         """Round to nearest even."""
         return np.ascontiguousarray(self.from_float32(weights)).reshape(-1).view(np.uint8)
-
-    def pack(self, stored: Bytes, shape: Shape) -> Bytes:
-        """The bytes themselves."""
-        return stored
 
     def decode(self, resident: Bytes, shape: Shape) -> Floats:
         """Widen; every value is exact in float32."""

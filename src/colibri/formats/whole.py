@@ -5,35 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from colibri.errors import NumericsError
-from colibri.formats.base import PANEL_ROWS, Bytes, Floats, Format, Scan, Shape
+from colibri.formats.base import Bytes, Floats, Scan, Shape
+from colibri.formats.row_major import RowMajorFormat
 
 _MOST = 1 << 24  # float32 holds every whole number up to here
 _NO_CODE = -1
 
 
-class WholeFormat(Format):
+class WholeFormat(RowMajorFormat):
     """`i32` or `i64`: row-major; numbers are exact in float32, or they are refused."""
 
     def __init__(self, name: str, dtype: str) -> None:
         """`dtype` is the NumPy storage type."""
         self.name, self.code, self.dtype = name, _NO_CODE, np.dtype(dtype)
-
-    @property
-    def is_plain(self) -> bool:
-        """It is."""
-        return True
-
-    def nbytes(self, shape: Shape) -> int:
-        """N * K items, no padding."""
-        return shape[0] * shape[1] * self.dtype.itemsize
-
-    def resident_nbytes(self, shape: Shape) -> int:
-        """Same as stored."""
-        return self.nbytes(shape)
-
-    def panel_nbytes(self, columns: int) -> int:
-        """Eight rows."""
-        return PANEL_ROWS * columns * self.dtype.itemsize
 
     def encode(self, weights: Floats) -> Bytes:
         """Whole numbers only.
@@ -45,10 +29,6 @@ class WholeFormat(Format):
         if not (items == weights).all() or (np.abs(items) > _MOST).any():
             raise NumericsError(f"{self.name} holds whole numbers up to 2^24 alone")
         return np.ascontiguousarray(items.astype(self.dtype)).reshape(-1).view(np.uint8)
-
-    def pack(self, stored: Bytes, shape: Shape) -> Bytes:
-        """The bytes themselves."""
-        return stored
 
     def decode(self, resident: Bytes, shape: Shape) -> Floats:
         """As float32; NaN where a number is beyond 2^24, so that it is found."""

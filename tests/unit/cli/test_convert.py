@@ -224,6 +224,7 @@ def test_codes_widen_to_f32(tiny_source: Path, tmp_path: Path) -> None:
     assert coli("convert", tiny_source, first, "--experts", "int4-g64").exit_code == 0
     widened = coli("convert", first, second, "--experts", "f32")
     assert widened.exit_code == 0, widened.stderr
+    assert " larger)" in widened.output
     assert coli("verify", second).exit_code == 0
     assert "f32" in json.loads(coli("info", second, "--json").stdout)["formats"]
 
