@@ -54,8 +54,9 @@ def normalize(raw: Mapping[str, Any]) -> dict[str, Any]:
       level (null: no experts, no key); `torch_dtype` becomes `dtype`, and other second names of
       one thing (`_ALIASES`) their first.
     * `rope_theta`, `rope_scaling` and `partial_rotary_factor` become `rope_parameters` `{rope_type,
-      …}`; `type` becomes `rope_type`. Parameters by kind of layer (a dict of dicts) stay nested. A
-      model without any of them gets no such key.
+      …}`; `type` becomes `rope_type`, which is left out where neither `rope_scaling` nor
+      `rope_parameters` is given. Parameters by kind of layer (a dict of dicts) stay nested. A model
+      without any of them gets no such key.
 
     Raises:
         ConfigError: two spellings of one thing differ, or one has a wrong type; names both keys.
@@ -114,7 +115,8 @@ def _rope(config: dict[str, Any], where: str) -> dict[str, Any] | None:
     for source in (_typed(parameters or {}, where), _typed(scaling or {}, where), flat):
         for key, value in source.items():
             _same(f"{where}{key}", rope.setdefault(key, value), f"the other {key}", value)
-    return {"rope_type": "default", **rope}
+    plain = parameters is None and scaling is None
+    return rope if plain else {"rope_type": "default", **rope}
 
 
 def _typed(rope: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class _Roof:
         slot_nbytes = description.experts.layers[0].slot_nbytes
         self._arithmetic = ArithmeticLimit(rig.kernels, rig.model, slot_nbytes)
         embedding = rig.model.trunk.embedding
-        tied = rig.prepared.config.tie_word_embeddings
+        tied = description.blueprint.trunk.tied
         unused = (
             0 if tied else embedding.format.resident_nbytes((embedding.rows, embedding.columns))
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Iterator
 
+from colibri.checkpoint.fingerprint import Place, fingerprint
 from colibri.errors import CheckpointError
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.usage import Usage
@@ -29,18 +31,34 @@ def open_verdicts(description: Description, num_slots: int) -> Verdicts:
 
 
 def model_identity(description: Description) -> str:
-    """A name for the model that stays when its folder moves, and changes when its files do."""
+    """A name for the model that stays when its folder moves, and changes when its files do.
+
+    Two fine-tunes whose files have equal sizes differ in it, see `fingerprint`.
+    """
     path = description.checkpoint.directory / "config.json"
     try:
         config = path.read_bytes()
         sizes = sorted((file.name, file.stat().st_size) for file in description.experts.files)
+        weights = fingerprint(_places(description))
     except OSError as error:
         raise CheckpointError(
             f"{error.filename}: it was there a moment ago and cannot be read now "
             f"({error.strerror}): leave the model in place while it is opened"
         ) from None
     family = description.blueprint.family.model_type
-    return f"{family} {zlib.crc32(repr(sizes).encode(), zlib.crc32(config)):08x}"
+    return f"{family} {zlib.crc32(repr(sizes).encode(), zlib.crc32(config)):08x}{weights:08x}"
+
+
+def _places(description: Description) -> Iterator[Place]:
+    """Every dense tensor, and the first and last record of every MoE layer."""
+    for tensor in description.dense:
+        yield tensor.spec.file, tensor.spec.offset, tensor.spec.nbytes
+    experts = description.experts
+    for layout in experts.layers:
+        for expert in (0, layout.num_experts - 1):
+            for read in experts.reads(layout.layer, expert):
+                if read.nbytes:
+                    yield experts.files[read.file], read.offset, read.nbytes
 
 
 class HeatKeeper:

@@ -74,6 +74,7 @@ class BaseConfig:
     eos_token_id: Tokens = None
 
     default_rope_theta: ClassVar[float] = 10000.0
+    default_rope: ClassVar[Mapping[str, Any]] = {}  # where the config names no kind
     partial_rotary: ClassVar[bool] = False  # whether the family rotates a part of a head only
     centred_norms: ClassVar[bool] = False  # whether the family stores its norms' weights minus 1
     unused_keys: ClassVar[frozenset[str]] = frozenset()  # of other parts than the text
@@ -198,6 +199,7 @@ class BaseConfig:
         parameters = {
             "rope_theta": self.default_rope_theta,
             "partial_rotary_factor": self.rotary_share,
+            **({} if "rope_type" in self.rope_parameters else self.default_rope),
             **self.rope_parameters,
         }
         share = parameters.get("partial_rotary_factor")

@@ -197,7 +197,7 @@ def generate(
     if published and not fmt.is_plain:
         about |= {"quantization_config": _quantization_config(fmt, dense_format)}
     named = (spelling or family.spelling) if published or fmt.is_plain else None
-    tied, count = blueprint.config.tie_word_embeddings, blueprint.demand.num_experts
+    tied, count = blueprint.trunk.tied, blueprint.demand.num_experts
     tensors = [_tensor(each, dense_format, tied, count) for each in blueprint.parameters()]
     model = RandomModel(
         config={**config, **about},

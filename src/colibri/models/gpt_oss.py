@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from colibri.kernels.api import Swiglu
 from colibri.models.config import FULL, SLIDING, MoEConfig
@@ -13,10 +14,15 @@ from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
+_ROPE: Mapping[str, Any] = {
+    **{"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    "original_max_position_embeddings": 4096,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MoEConfig):
-    """Layers slide by `layer_types`; without it, the even ones do."""
+    """Layers slide by `layer_types`, or the even ones do; a rope that is not named is YaRN."""
 
     intermediate_size: int
     sliding_window: int = 128
@@ -26,16 +32,15 @@ class Config(MoEConfig):
     swiglu_alpha: float = 1.702
 
     default_rope_theta: ClassVar[float] = 150000.0
+    default_rope: ClassVar[Mapping[str, Any]] = {**_ROPE, "factor": 32.0}
 
     def check(self) -> None:
         """Windows and clamps are positive; each layer has a known kind."""
         super().check()
         for key in ("sliding_window", "swiglu_limit", "swiglu_alpha"):
             self.require(getattr(self, key) > 0, key, "must be positive")
-        kinds = self.layer_types
-        known = kinds is None or (
-            len(kinds) == self.num_hidden_layers and {*kinds} <= {FULL, SLIDING}
-        )
+        kinds = (FULL,) * self.num_hidden_layers if self.layer_types is None else self.layer_types
+        known = len(kinds) == self.num_hidden_layers and {*kinds} <= {FULL, SLIDING}
         self.require(known, "layer_types", f"must give each layer {FULL!r} or {SLIDING!r}")
 
     def window(self, index: int) -> int | None:
@@ -80,11 +85,6 @@ FAMILY = Family(
         "head_dim": 32,
         "sliding_window": 8,
         "swiglu_limit": 1.5,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 8.0,
-            "original_max_position_embeddings": 32,
-            "truncate": False,
-        },
+        "rope_scaling": {**_ROPE, "factor": 8.0, "original_max_position_embeddings": 32},
     },
 )

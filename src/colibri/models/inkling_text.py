@@ -20,12 +20,12 @@ def layer(cfg: InklingConfig, index: int) -> Layer:
 
 
 def trunk(cfg: InklingConfig) -> Trunk:
-    """Embeddings are normed; logits are scaled for the width (muP)."""
+    """Embeddings are normed and never tied; logits are scaled for the width (muP)."""
     return Trunk(
         vocab_size=cfg.vocab_size,
         hidden_size=cfg.hidden_size,
         norm=cfg.norm,
-        tied=cfg.tie_word_embeddings,
+        tied=False,  # whatever the config says: both matrices are published
         embedding_norm=True,
         divisor=cfg.logits_mup_width_multiplier,
         num_logits=cfg.num_ids,

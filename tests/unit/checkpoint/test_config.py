@@ -61,8 +61,8 @@ def test_dtype() -> None:
 @pytest.mark.parametrize(
     ("config", "rope"),
     [
-        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
-        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 5e5}),
         ({"rope_scaling": {"rope_theta": 5e5}}, {"rope_type": "default", "rope_theta": 5e5}),
         ({"rope_parameters": {"rope_theta": 5e5}}, {"rope_type": "default", "rope_theta": 5e5}),
         (
@@ -82,7 +82,7 @@ def test_dtype() -> None:
         ),
         (
             {"partial_rotary_factor": 0.5, "rope_theta": 1e4},
-            {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
         ),
         ({"rope_scaling": {"type": "su"}}, {"rope_type": "longrope"}),
         (
@@ -171,6 +171,9 @@ def test_real_configs_in_both_spellings(old: Path) -> None:
     keys = {"num_experts", "dtype", "rope_parameters"} & new.keys() & found.keys()
     if any(isinstance(value, dict) for value in new.get("rope_parameters", {}).values()):
         keys.remove("rope_parameters")  # by kind of layer: only the family can join older keys
+    for config in (new, found):  # the older spelling names no plain rope
+        if "rope_parameters" in keys:
+            config["rope_parameters"].setdefault("rope_type", "default")
     if "rotary_dim" in found:  # the older way to say partial_rotary_factor
         new["rope_parameters"].pop("partial_rotary_factor", None)
     assert {key: found[key] for key in keys} == {key: new[key] for key in keys}

@@ -36,6 +36,10 @@ def test_parameters_follow_the_forward_pass(family: Family) -> None:
 @each_family
 def test_a_tied_model_has_no_head_of_its_own(family: Family) -> None:
     tied, own = (blueprint(family, tie_word_embeddings=tie) for tie in (True, False))
+    if not tied.trunk.tied:
+        assert family.model_type.startswith("inkling")  # which publishes both matrices always
+        assert tied.parameters() == own.parameters()
+        return
     assert [p for p in own.parameters() if p not in tied.parameters()] == own.parameters()[-1:]
     assert LM_HEAD not in [p.name for p in tied.parameters()]
     assert any(re.fullmatch(pattern, LM_HEAD) for pattern in tied.ignored())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from colibri.errors import ConfigError, UnsupportedModelError
-from colibri.models import mixtral, olmoe, qwen2_moe, qwen3_moe
+from colibri.models import gpt_oss, mixtral, olmoe, qwen2_moe, qwen3_moe
 from colibri.models.blueprint import Blueprint
 from colibri.models.family import Family
 from colibri.models.registry import all_families
@@ -159,3 +159,17 @@ def test_heads_rotated_in_part_are_refused_where_the_family_rotates_them_whole(
 def test_absurd_counts_are_refused_before_they_size_anything(key: str) -> None:
     with pytest.raises(ConfigError, match=f"config.json: {key} = {10**12} must be"):
         blueprint(qwen3_moe.FAMILY, **{key: 10**12})
+
+
+def test_gpt_oss_is_stretched_where_its_config_names_no_rope() -> None:
+    """As transformers fills it in; a rope that is named counts, be it the plain one."""
+
+    def stretched(**changes: Any) -> bool:
+        config = gpt_oss.FAMILY.tiny_config()
+        config = {k: v for k, v in config.items() if not k.startswith("rope")} | changes
+        return Blueprint.of(config).config.rope.attention_factor > 1
+
+    assert stretched(rope_scaling=None)
+    assert stretched(rope_scaling=None, rope_theta=2e4)
+    assert not stretched(rope_scaling={"rope_type": "default"})
+    assert not stretched(rope_scaling=None, rope_parameters={"rope_theta": 2e4})

@@ -72,3 +72,9 @@ def test_what_is_not_implemented_is_refused_by_name(key: str, value: Any) -> Non
     name = "rope_parameters" if key == "rope_scaling" else key
     with pytest.raises(ConfigError, match=name):
         config(**{key: value})
+
+
+def test_embedding_and_output_matrix_are_never_tied() -> None:
+    """Transformers reads both, whatever tie_word_embeddings says."""
+    tied = Blueprint.of(FAMILY.tiny_config(tie_word_embeddings=True))
+    assert "lm_head.weight" in {each.name for each in tied.parameters()}
