@@ -7,7 +7,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
@@ -26,7 +26,7 @@ from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
 from colibri.engine.scheduler import Scheduler
 from colibri.engine.session import Session
 from colibri.engine.task import Listener, Task
-from colibri.engine.teacher_forcing import drafted, teacher_forced
+from colibri.engine.teacher_forcing import drafted, teacher_forced, teacher_forced_parts
 from colibri.errors import ContextLengthError, RequestError
 from colibri.memory.budget import peak_rss, process_rss
 
@@ -251,6 +251,27 @@ class Engine:
         with self._taking_turn(), self.open_session() as session:
             self._scheduler.make_room([(session, len(prompt))])
             return teacher_forced(session, prompt, self.limits.prefill_chunk, routes=routes)
+
+    def logits_from(
+        self,
+        ids: TokenIds,
+        first: int,
+        session: Session | None = None,
+        most_rows: int | None = None,
+    ) -> Iterator[NDArray[np.float32]]:
+        """Teacher-forced logits `[R, V]` from position `first` of `ids [T]` on, a pass at a time.
+
+        A pass has `most_rows` at most. What `session` holds of the ids before `first` is not
+        computed again; afterwards it holds all ids and, if recurrent, can go back to `first`. The
+        engine serves nobody else until the iterator ends or is closed. Raises as `logits`.
+        """
+        prompt = self._fitting(ids)
+        chunk = min(self.limits.prefill_chunk, most_rows or self.limits.prefill_chunk)
+        with self._taking_turn(), ExitStack() as own:
+            state = session or own.enter_context(self.open_session())
+            kept = state.rewind_to_prefix_of(prompt[: first + 1])
+            self._scheduler.make_room([(state, len(prompt) - kept)])
+            yield from teacher_forced_parts(state, prompt[kept:], first - kept, chunk)
 
     def draft_logits(
         self, ids: TokenIds, draft: Draft, num_heads: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,43 @@ def teacher_forced(
     Raises:
         Cancelled: asked for between two layers; the passes that ended stay in the session.
     """
-    result = np.empty((0, 0), np.float32)
-    for start in range(0, len(ids), chunk):
-        part = np.asarray(ids[start : start + chunk], np.int32)
-        every = np.arange(len(part), dtype=np.int32)
-        logits = session.extend(part, every, routes=routes, cancelled=cancelled)
+    result, start = np.empty((0, 0), np.float32), 0
+    for logits in teacher_forced_parts(session, ids, 0, chunk, routes=routes, cancelled=cancelled):
         if not start:
             result = np.empty((len(ids), logits.shape[1]), np.float32)
-        result[start : start + len(part)] = logits
+        result[start : start + len(logits)] = logits
+        start += len(logits)
     return result
+
+
+def teacher_forced_parts(
+    session: Session,
+    ids: Sequence[int],
+    first: int,
+    chunk: int,
+    *,
+    routes: Routes | None = None,
+    cancelled: Cancelled | None = None,
+) -> Iterator[NDArray[np.float32]]:
+    """Logits `[R, V]` of the positions `first` to the end of `ids`, in order, a pass at a time.
+
+    The ids are those that follow what the session holds. A pass of `chunk` tokens ends at `first`,
+    and recurrent state is remembered there, so that the session can be rewound to it.
+
+    Raises:
+        Cancelled: as `teacher_forced`.
+    """
+    start = 0
+    while start < len(ids):
+        end = min(start + chunk, len(ids) if start >= first else first)
+        part = np.asarray(ids[start:end], np.int32)
+        wanted = np.arange(len(part) if start >= first else 0, dtype=np.int32)
+        logits = session.extend(part, wanted, routes=routes, cancelled=cancelled)
+        if start >= first:
+            yield logits
+        elif end == first:
+            session.snapshot()
+        start = end
 
 
 class _Drafting:

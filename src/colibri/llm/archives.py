@@ -31,7 +31,7 @@ def open_archive(prepared: Prepared, model: Model, note: Callable[[str], None]) 
     if prepared.settings.session_dir is None:
         return None
     directory = Path(prepared.settings.session_dir)
-    about = _about(prepared)
+    about = state_identity(prepared)
     name = hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
     folder = directory / name
     try:
@@ -51,8 +51,8 @@ def open_archive(prepared: Prepared, model: Model, note: Callable[[str], None]) 
     return Archive(states, note)
 
 
-def _about(prepared: Prepared) -> str:
-    """All that the bits of the state depend on, beside the ids.
+def state_identity(prepared: Prepared) -> str:
+    """All that the bits of state and logits depend on, beside the ids.
 
     Two models whose files are of equal sizes are told apart by when these were written.
     """

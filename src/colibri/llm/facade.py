@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -145,6 +145,19 @@ class LLM:
             ContextLengthError: more ids than the context holds.
         """
         return self._running().logits(ids, routes=routes)
+
+    def logits_from(
+        self, ids: Ids, first: int, *, session: Session | None = None, most_rows: int | None = None
+    ) -> Iterator[NDArray[np.float32]]:
+        """As `logits`, but only of the positions from `first` on, `[R, V]` a pass at a time.
+
+        So a long text needs little memory. What a `session` holds of the ids before `first` is not
+        computed again: several continuations of one text read it once.
+
+        Raises:
+            RequestError, ContextLengthError: as `logits`.
+        """
+        return self._running().logits_from(ids, first, session, most_rows)
 
     def mtp_logits(self, ids: Ids) -> list[NDArray[np.float32]]:
         """Teacher-forced logits of the heads that draft further tokens (multi-token prediction).
