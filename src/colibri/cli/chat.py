@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from colibri.cli.chat_conversation import COMMANDS, Conversation, ReadLine, say
-from colibri.cli.chat_partners import LocalPartner
+from colibri.cli.chat_conversation import Conversation
+from colibri.cli.chat_editor import line_reader
+from colibri.cli.chat_partners import LocalPartner, Partner
 from colibri.cli.inspection import inspectable
 from colibri.cli.options import with_sampling, with_settings
 from colibri.cli.progress import Reporter
-from colibri.cli.report import say_notes
+from colibri.cli.report import say, say_notes
 from colibri.cli.run import require_tokenizer
 from colibri.settings import Settings
 
@@ -43,11 +43,9 @@ def chat(
         else:
             from colibri.cli.chat_attached import AttachedPartner
 
-            partner = AttachedPartner(attach, settings.api_key)
+            partner = AttachedPartner(attach, reporter, settings.api_key)
             greet(f"{partner.name} at {attach}")
-            conversation = Conversation(partner, reporter, sampling, system)
-            conversation.run(line_reader(settings))
-            end(conversation)
+            end(converse(partner, reporter, sampling, system, settings))
 
 
 def talk(
@@ -63,17 +61,31 @@ def talk(
         require_tokenizer(llm, "put it there, or use `coli run --ids`, which takes token ids")
         partner = LocalPartner(llm, session, reporter)
         greet(partner.name)
-        if partner.continues:
-            # It has no end of turn, and would go on to the end of the context.
-            sampling = {"max_tokens": CONTINUATION, **given(sampling)}
-            say(
-                "This model has no chat template: it is no assistant and continues what you "
-                f"write, {sampling['max_tokens']} tokens at a time."
-            )
-        conversation = Conversation(partner, reporter, sampling, system)
-        conversation.run(line_reader(settings))
+        if settings.session_dir is not None:
+            say(f"What is computed of conversations is kept in {settings.session_dir}.")
+        conversation = converse(partner, reporter, sampling, system, settings)
     say_notes(llm)
     end(conversation)
+
+
+def converse(
+    partner: Partner,
+    reporter: Reporter,
+    sampling: dict[str, Any],
+    system: str | None,
+    settings: Settings,
+) -> Conversation:
+    """Read and answer until there is nothing more to read."""
+    if partner.continues:
+        # It has no end of turn, and would go on to the end of the context.
+        sampling = {"max_tokens": CONTINUATION, **given(sampling)}
+        say(
+            "This model has no chat template: it is no assistant and continues what you "
+            f"write, {sampling['max_tokens']} tokens at a time."
+        )
+    conversation = Conversation(partner, reporter, sampling, system)
+    conversation.run(line_reader(settings))
+    return conversation
 
 
 def end(conversation: Conversation) -> None:
@@ -91,52 +103,3 @@ def greet(name: str) -> None:
 def given(sampling: dict[str, Any]) -> dict[str, Any]:
     """The parameters that have a value."""
     return {name: value for name, value in sampling.items() if value is not None}
-
-
-def line_reader(settings: Settings) -> ReadLine:
-    """An editor with history and completion on a terminal, plain lines elsewhere."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return plain_line
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings
-
-    bindings = KeyBindings()
-
-    @bindings.add("escape", "enter")
-    def _(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    file = history_file(settings)
-    history: History = InMemoryHistory() if file is None else FileHistory(str(file))
-    editor: PromptSession[str] = PromptSession(
-        key_bindings=bindings,
-        history=history,
-        completer=WordCompleter(list(COMMANDS), sentence=True),
-        complete_while_typing=False,
-    )
-    return lambda: editor.prompt("> ")
-
-
-def history_file(settings: Settings) -> Path | None:
-    """Where lines are remembered, for their owner alone; None where nothing can be written."""
-    try:
-        settings.cache.mkdir(parents=True, exist_ok=True)
-        file = settings.cache / "chat_history"
-        file.touch(mode=0o600)
-    except OSError:
-        return None
-    return file
-
-
-def plain_line() -> str:
-    """The next line of stdin.
-
-    Raises:
-        EOFError: there is none.
-    """
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from colibri.cli.chat_files import read_conversation, write_conversation
 from colibri.cli.chat_partners import Partner
+from colibri.cli.chat_screen import open_screen
 from colibri.cli.interrupt import interruptible
 from colibri.cli.progress import Reporter
-from colibri.cli.run import CONTROLS
+from colibri.cli.report import say
 from colibri.errors import ColibriError, ContextLengthError, RequestError
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ HELP = """\
 /retry             answer the last message again
 /save FILE         write the conversation down
 /load FILE         go on with one that was written down
-/set [NAME VALUE]  set a sampling parameter, or `reasoning` to show or hide; without, show them
+/set [NAME VALUE]  set a sampling parameter, `reasoning` (show or hide) or `markdown` (on or off);
+                   without, show them
 /tokens            how much of the context the conversation takes
 /stats             what has happened so far
 /quit              leave (exit, quit and Ctrl-D do it too)
@@ -34,7 +37,10 @@ Ctrl-C stops an answer. On a terminal, Alt-Enter begins a new line."""
 
 LEAVE = ("/quit", "/exit", "exit", "quit")
 COMMANDS = tuple(line.split()[0] for line in HELP.splitlines() if line.startswith("/"))
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+SWITCHES = {"reasoning": ("show", "hide"), "markdown": ("on", "off")}
+"""What `/set` takes beside sampling parameters; the first value is what it is at the beginning."""
+
+_COMMAND = re.compile(r"/[a-z]+")  # a path is none
 ReadLine = Callable[[], str]
 
 
@@ -52,7 +58,9 @@ class Conversation:
     sampling: dict[str, Any]
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    shows_reasoning: bool = True
+    switches: dict[str, str] = field(
+        default_factory=lambda: {name: values[0] for name, values in SWITCHES.items()}
+    )
     num_answers: int = 0
     failure: ColibriError | None = None
 
@@ -79,7 +87,7 @@ class Conversation:
     def handle(self, line: str) -> None:
         """Obey a command, or answer; what cannot be done is told and forgotten."""
         word, _, rest = line.strip().partition(" ")
-        if not word.startswith("/"):
+        if _COMMAND.fullmatch(word) is None:
             if word:
                 self.answer(line)
             return
@@ -89,7 +97,7 @@ class Conversation:
             return
         try:
             command(rest.strip())
-        except (ColibriError, OSError) as error:
+        except ColibriError as error:
             say(str(error))
 
     def commands(self) -> dict[str, Callable[[str], None]]:
@@ -127,32 +135,29 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise RequestError("/save needs the name of a file")
-        path = Path(name).expanduser()
-        beside = path.with_name(f"{path.name}.part")
-        beside.write_text(json.dumps({"messages": self.messages}, indent=1, ensure_ascii=False))
-        beside.replace(path)
-        say(f"{len(self.messages)} messages are in {path}.")
+        path = write_conversation(name, self.messages)
+        say(f"{_counted(self.messages)} in {path}.")
 
     def _load(self, name: str) -> None:
         if not name:
             raise RequestError("/load needs the name of a file")
-        messages = read_conversation(Path(name).expanduser())
-        self.messages = messages
-        first = messages[0] if messages else {}
+        self.messages = read_conversation(name)
+        first = self.messages[0] if self.messages else {}
         self.system = first["content"] if first.get("role") == "system" else None
-        say(f"A conversation of {len(messages)} messages goes on.")
+        say(f"The conversation goes on: {_counted(self.messages)}.")
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
+        value = value.strip()
         if not name:
-            shown = {"reasoning": "show" if self.shows_reasoning else "hide", **self.sampling}
+            shown = self.switches | self.sampling
             say(", ".join(f"{k} {v}" for k, v in shown.items() if v is not None))
-        elif name == "reasoning":
-            if value not in ("show", "hide"):
-                raise RequestError(f"reasoning is {value!r}: it must be show or hide")
-            self.shows_reasoning = value == "show"
+        elif name in SWITCHES:
+            if value not in SWITCHES[name]:
+                raise RequestError(f"{name} is {value!r}: it must be {' or '.join(SWITCHES[name])}")
+            self.switches[name] = value
         else:
-            self.sampling = with_parameter(self.sampling, name, value.strip())
+            self.sampling = with_parameter(self.sampling, name, value)
 
     def answer(self, line: str) -> None:
         """Answer one message."""
@@ -173,50 +178,29 @@ class Conversation:
             say(f"{error}{'; or begin a new conversation with /reset' if full else ''}")
 
     def show(self, events: Iterable[Event]) -> dict[str, Any]:
-        """Print an answer as it comes; return its message.
-
-        Reasoning is shown on a terminal only, dimmed.
-        """
+        """Show an answer as it comes; return its message."""
         from colibri.text.dialects import Channel, TextDelta
 
-        is_terminal = sys.stdout.isatty()
         texts = dict.fromkeys(Channel, "")
-        for event in events:
+        screen = open_screen(
+            shows_reasoning=self.switches["reasoning"] == "show",
+            markdown=self.switches["markdown"] == "on" and not self.partner.continues,
+        )
+        with screen:
+            for event in events:
+                self.reporter.close()
+                if isinstance(event, TextDelta):
+                    thinks = event.channel is Channel.REASONING
+                    (screen.reasoning if thinks else screen.content)(event.text)
+                    texts[event.channel] += event.text
             self.reporter.close()
-            if not isinstance(event, TextDelta):
-                continue
-            if event.channel is Channel.CONTENT:
-                if texts[Channel.REASONING] and not texts[Channel.CONTENT] and is_terminal:
-                    print("\n")
-                print(_harmless(event.text), end="", flush=True)
-            elif is_terminal and self.shows_reasoning:
-                print(f"{_DIM}{_harmless(event.text)}{_PLAIN}", end="", flush=True)
-            texts[event.channel] += event.text
-        print(flush=True)
         reasoning = texts[Channel.REASONING]
         thought = {"reasoning_content": reasoning} if reasoning else {}
         return {"role": "assistant", "content": texts[Channel.CONTENT], **thought}
 
 
-def _harmless(text: str) -> str:
-    """A text that moves no cursor."""
-    return text.translate(CONTROLS) if sys.stdout.isatty() else text
-
-
-def read_conversation(path: Path) -> list[dict[str, Any]]:
-    """Messages that `/save` wrote.
-
-    Raises:
-        RequestError: the file holds something else.
-        OSError: it cannot be read.
-    """
-    try:
-        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
-        if not all(isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages):
-            raise TypeError("a message without text")
-    except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{path} holds no conversation: {error}") from error
-    return [dict(message) for message in messages]
+def _counted(messages: list[dict[str, Any]]) -> str:
+    return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
 
 
 def with_parameter(sampling: dict[str, Any], name: str, value: str) -> dict[str, Any]:
@@ -237,8 +221,3 @@ def with_parameter(sampling: dict[str, Any], name: str, value: str) -> dict[str,
     check_names([name])
     GenerationDefaults({}, Path(os.devnull)).params(**{name: read})
     return {**sampling, name: read}
-
-
-def say(text: str) -> None:
-    """Tell people something; stdout is for answers alone."""
-    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from colibri.cli.progress import Reporter
-from colibri.cli.report import footer
+from colibri.cli.report import footer, say
 
 if TYPE_CHECKING:
     from colibri.engine.session import Session
@@ -47,6 +47,11 @@ class Partner(Protocol):
         """What has happened so far, in words."""
 
 
+def continued(messages: Messages) -> str:
+    """A conversation with a model that has no chat template: one text."""
+    return "".join(message["content"] for message in messages)
+
+
 class LocalPartner:
     """The model is in this process; its state is kept between turns."""
 
@@ -74,6 +79,7 @@ class LocalPartner:
             stop=tuple(sampling.get("stop") or ()),
         )
         options: Any = {k: v for k, v in sampling.items() if k != "stop"}
+        held = self._session.common_prefix(ids)
         stream = llm.stream(
             ids, session=self._session, progress=self._reporter.prompt, cancelled=cancelled,
             **options,
@@ -81,6 +87,10 @@ class LocalPartner:
         with stream:
             stop_ids = stream.completion.params.stop_ids
             for chunk in stream:
+                if held < len(ids):  # it is said once
+                    reused = stream.completion.metrics.reused_tokens
+                    self._say_resumed(held, reused, len(ids))
+                    held = len(ids)
                 for token in chunk.token_ids:
                     yield from [] if token in stop_ids else reader.push(token)
                 if reader.matched is not None:
@@ -89,9 +99,15 @@ class LocalPartner:
         yield from reader.finish()
         self.footer = footer(stream.completion, llm.metrics())
 
+    def _say_resumed(self, held: int, reused: int, total: int) -> None:
+        """Tell where more was still there than this session held: it was on disk."""
+        if reused > held:
+            self._reporter.close()
+            say(f"Resumed: {reused:,} of {total:,} prompt tokens were kept on disk.")
+
     def _ids(self, messages: Messages) -> list[int]:
         if self.continues:
-            return list(self._llm.encode("".join(m["content"] for m in messages)))
+            return list(self._llm.encode(continued(messages)))
         return self._llm.encode_chat(messages)
 
     def count(self, messages: Messages) -> str:

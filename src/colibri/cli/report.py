@@ -29,6 +29,11 @@ def footer(completion: Completion, totals: Metrics) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def say(text: str) -> None:
+    """Tell people something; stdout is for answers alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def say_notes(llm: LLM) -> None:
     """Tell, on stderr, what did not work and does no harm."""
     for note in llm.notes:

@@ -45,6 +45,7 @@ async def stats(call: Call) -> ASGIApp:
             "version": colibri.__version__,
             "model": serving.model.name,
             "dialect": serving.model.calls_as,
+            "chat_template": serving.model.template is not None,
             "health": serving.engine.health,
             "engine": None if metrics is None else asdict(metrics),
             "server": {

@@ -14,9 +14,9 @@ from colibri.server.openai.envelope import failure, usage
 from colibri.server.openai.messages import Message, Tool, answer_of, message_of, tool_of
 from colibri.server.problems import FieldError, Problem
 from colibri.server.prompts import Conversation, chat_prompt, raw_prompt
-from colibri.server.replies import Delta, Ended, Output, Replies, Totals
+from colibri.server.replies import Delta, Ended, Output, Prompted, Replies, Totals
 from colibri.server.serving import Call, totals_of
-from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, sse
+from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, progress, sse
 from colibri.text import Tokenizer
 
 
@@ -78,6 +78,8 @@ async def _events(replies: Replies) -> AsyncIterator[bytes]:
         match output:
             case Delta():
                 yield sse({"text": text_of(output), "token_ids": output.token_ids})
+            case Prompted():
+                yield progress(output.done, output.total)
             case Ended():
                 end = _end(output)
             case Totals():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from colibri.engine.messages import Done, Finished, Logprobs, Tokens
+from colibri.engine.messages import Done, Finished, Logprobs, Prefill, Tokens
 from colibri.engine.metrics import Metrics
 from colibri.engine.request import FinishReason, GenerateRequest
 from colibri.engine.service import Reply
@@ -75,7 +75,15 @@ class Totals:
         return self.prompt_tokens + self.completion_tokens
 
 
-Output: TypeAlias = Delta | Ended | Totals
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """So many tokens of the prompt are done, of all that it has; not told of the last ones."""
+
+    done: int
+    total: int
+
+
+Output: TypeAlias = Delta | Ended | Totals | Prompted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +140,8 @@ class Replies:
         """What there is to tell, in order; `Totals` is the last."""
         async for event in self._reply:
             match event:
+                case Prefill() if event.done < event.total:
+                    yield Prompted(event.done, event.total)
                 case Tokens():
                     for output in self._tokens(event):
                         yield output

@@ -95,6 +95,11 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return f"{head}data: {text}\n\n".encode()
 
 
+def progress(done: int, total: int) -> bytes:
+    """A comment, which clients skip: how much of the prompt has been read."""
+    return f": prompt {done}/{total}\n\n".encode()
+
+
 def line(data: Any) -> bytes:
     """One line of JSON."""
     return f"{dumps(data)}\n".encode()

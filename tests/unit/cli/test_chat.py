@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from colibri.cli.main import app
+from tests.tiny import PLAIN, write_tiny
 from tests.unit.cli.conftest import Coli
 from tests.unit.llm.fakes import (
     ASSISTANT,
@@ -137,7 +138,7 @@ def test_conversations_are_saved_and_go_on(coli: Coli, tmp_path: Path) -> None:
         "chat", stdin=f"/load {file}\nyou\n/reset\nhi\n/load {tmp_path / 'none'}\n/save\n"
     )
     assert result.stdout == "2\n1\n"
-    assert "3 messages goes on" in result.stderr
+    assert "The conversation goes on: 3 messages" in result.stderr
     assert "none" in result.stderr
     assert "needs the name" in result.stderr
 
@@ -256,3 +257,50 @@ def test_without_a_tokenizer_there_is_no_conversation(coli: Coli) -> None:
     assert "has no tokenizer (tokenizer.json): put it there, or use `coli run --ids`" in (
         result.stderr
     )
+
+
+def test_a_server_without_a_template_continues(tmp_path: Path) -> None:
+    with running(write_model(tmp_path / "plain", template=None)) as server:
+        server.service.replies = ["lo"]
+        result = CliRunner().invoke(app, ["chat", "--attach", server.url], input="hel\n/tokens\n")
+        assert (result.exit_code, result.stdout) == (0, "lo\n")
+        assert server.service.requests[0].prompt == tuple(b"hel")
+        assert server.service.requests[0].params.max_tokens == 100
+    assert "no chat template" in result.stderr
+    assert "5 of 512 tokens" in result.stderr
+
+
+def test_what_was_computed_is_resumed_from_disk(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", PLAIN)
+    write_tokenizer(model)
+    command = ["chat", "-m", str(model), "--session-dir", str(tmp_path / "kept"), "--heat", "false"]
+    command += ["--max-tokens", "2", "--ignore-eos"]
+    talks = [["x" * 80], ["x" * 80, "y"]]
+    first, second = (CliRunner().invoke(app, command, input="\n".join(talk)) for talk in talks)
+    for result in (first, second):
+        assert result.exit_code == 0, result.output
+        assert f"conversations is kept in {tmp_path / 'kept'}" in result.stderr
+    assert "Resumed" not in first.stderr
+    assert second.stdout.startswith(first.stdout)
+    assert second.stderr.count("Resumed: 82 of 83 prompt tokens were kept on disk.") == 1
+    assert second.stderr.count("Resumed") == 1
+
+
+def test_files_that_cannot_be_used_are_told_in_words(coli: Coli, tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("precious")
+    told = coli(
+        "chat",
+        stdin=f"/load {tmp_path}/no/t\n/save {tmp_path}/no/t\n/save {other}\n/load {other}\n",
+    ).stderr
+    assert f"{tmp_path}/no/t cannot be read: no such file or directory" in told
+    assert f"{tmp_path}/no/t cannot be written: no such file or directory" in told
+    assert f"{other} holds something else: name another file" in told
+    assert f"{other} holds no conversation: name a file that /save wrote" in told
+    assert "Errno" not in told
+    assert other.read_text() == "precious"
+
+
+def test_a_path_is_no_command(coli: Coli) -> None:
+    coli.prepare = echo
+    assert coli("chat", stdin="/usr/bin/env is what?\n").stdout == "1\n"

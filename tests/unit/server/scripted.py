@@ -86,6 +86,9 @@ class ScriptedReply:
     async def _play(self) -> Any:
         yield Started(id=self.id, reused_tokens=self._service.reused)
         total = len(self._request.prompt)
+        if self._service.prefill is not None:
+            done, of = self._service.prefill
+            yield Prefill(id=self.id, done=done, total=of)
         yield Prefill(id=self.id, done=total, total=total)
         counts = []
         for choice in range(self._request.n):
@@ -182,6 +185,7 @@ class ScriptedService:
         requests: what it was asked.
         refuses: what it raises instead of accepting.
         fails: what it raises after so many tokens: (tokens, error).
+        prefill: how far the prompt is at first, and how long: (done, total).
         cancelled: ids of requests that were given up.
     """
 
@@ -197,6 +201,7 @@ class ScriptedService:
         self.requests: list[GenerateRequest] = []
         self.refuses: Exception | None = None
         self.fails: tuple[int, ColibriError] | None = None
+        self.prefill: tuple[int, int] | None = None
         self.cancelled: list[int] = []
         self.was_cancelled = threading.Event()
         self.in_flight: set[int] = set()

@@ -23,9 +23,9 @@ from colibri.server.openai.messages import (
 )
 from colibri.server.problems import FieldError
 from colibri.server.prompts import Conversation, chat_prompt
-from colibri.server.replies import Delta, Ended, Output, Replies, TokenLogprob, Totals
+from colibri.server.replies import Delta, Ended, Output, Prompted, Replies, TokenLogprob, Totals
 from colibri.server.serving import Call, totals_of
-from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, sse
+from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, progress, sse
 from colibri.text import MAX_STOP_STRINGS
 from colibri.text.dialects import Channel, Event, TextDelta, ToolCall
 
@@ -209,6 +209,8 @@ class ChatWriter:
                 case Delta():
                     for piece in self._deltas(output):
                         yield piece
+                case Prompted():
+                    yield progress(output.done, output.total)
                 case Ended():
                     yield self._chunk(output.choice, {}, reason=output.reason)
                 case Totals() if self._has_usage:

@@ -15,9 +15,9 @@ from colibri.server.openai.envelope import failure, new_id, usage
 from colibri.server.openai.messages import ResponseFormat, answer_of
 from colibri.server.problems import FieldError
 from colibri.server.prompts import Prompt, raw_prompt
-from colibri.server.replies import Delta, Ended, Output, Replies, TokenLogprob, Totals
+from colibri.server.replies import Delta, Ended, Output, Prompted, Replies, TokenLogprob, Totals
 from colibri.server.serving import Call, totals_of
-from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, sse
+from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, progress, sse
 from colibri.text import MAX_STOP_STRINGS
 from colibri.text.dialects import TextDelta
 
@@ -147,6 +147,8 @@ class CompletionWriter:
                     if text or output.logprobs:
                         found = list(output.logprobs)
                         yield self._chunk(self._choice(output.choice, text, found, None))
+                case Prompted():
+                    yield progress(output.done, output.total)
                 case Ended():
                     yield self._chunk(self._choice(output.choice, "", [], output.reason))
                 case Totals() if self._has_usage:
