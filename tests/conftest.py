@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tests.examples  # noqa: F401  (its profile must be known before the command line is read)
+from tests.hub import Hub, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,3 +32,23 @@ def heat_on() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLIBRI_HEAT", "true")
         yield
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub takes for the real one, here and in child processes."""
+    from huggingface_hub import close_session, constants
+
+    cache, token = str(tmp_path / "cache"), str(tmp_path / "token")
+    with serving() as found:
+        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", token)
+        given = {"HF_ENDPOINT": found.url, "HF_HUB_CACHE": cache, "HF_TOKEN_PATH": token}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield found
+        close_session()

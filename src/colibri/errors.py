@@ -16,6 +16,8 @@ ColibriError
 ├── EngineDiedError           the engine's process ended under a request, or cannot be started
 ├── TextError                 tokenizer or chat template missing or unusable
 ├── ReadError                 the disk failed while an expert was read
+├── WriteError                a file cannot be written: the disk is full, read-only or failing
+├── HubError                  the hub has not what was asked for, or gave something else
 ├── NumericsError             a value that is not finite where it must be
 ├── NativeLibraryError        the kernel library is present but unusable
 └── Cancelled                 the caller cancelled; not a failure
@@ -112,6 +114,18 @@ class ReadError(ColibriError):
     """The disk failed while an expert was read; ends that request only."""
 
     exit_code = 5
+
+
+class WriteError(ColibriError):
+    """A file cannot be written: the disk is full, read-only or failing; names the file."""
+
+    exit_code = 5
+
+
+class HubError(ColibriError):
+    """The hub has not what was asked for, is silent, or gave other bytes than it promised."""
+
+    exit_code = 10
 
 
 class NumericsError(ColibriError):

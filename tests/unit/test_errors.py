@@ -14,6 +14,7 @@ from colibri.errors import (
     ConfigError,
     ContextLengthError,
     EngineDiedError,
+    HubError,
     IncompleteModelError,
     NativeLibraryError,
     NumericsError,
@@ -23,6 +24,7 @@ from colibri.errors import (
     ShuttingDownError,
     TextError,
     UnsupportedModelError,
+    WriteError,
 )
 
 ALL = [
@@ -33,7 +35,7 @@ ALL = [
 
 
 def test_every_error_is_ours() -> None:
-    assert len(ALL) == 17
+    assert len(ALL) == 19
     assert all(issubclass(error, ColibriError) for error in ALL)
 
 
@@ -56,6 +58,8 @@ def test_no_error_looks_like_success(error: type[ColibriError]) -> None:
         (RequestError, ColibriError, 2),
         (ContextLengthError, RequestError, 2),
         (TextError, ColibriError, 3),
+        (WriteError, ColibriError, 5),
+        (HubError, ColibriError, 10),
         (BusyError, ColibriError, 8),
         (ShuttingDownError, ColibriError, 8),
         (EngineDiedError, ColibriError, 9),

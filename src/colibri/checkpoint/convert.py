@@ -25,6 +25,7 @@ from colibri.checkpoint.container_writer import (
 )
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
+from colibri.checkpoint.hub.names import title
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
@@ -156,7 +157,7 @@ def convert(
         require_exact(parameter.stored, parameter.format, parameter.name)
     job = _Job(index, layouts, dense, progress)
     about = {
-        "name": checkpoint.directory.resolve().name,
+        "name": title(checkpoint.directory),
         "experts": experts.name if experts else "as stored",
         **({} if down is None else {"down": down.name}),
         "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),

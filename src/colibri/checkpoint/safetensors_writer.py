@@ -34,6 +34,16 @@ class Entry:
     nbytes: int
 
 
+def entries_of(header: Mapping[str, Any]) -> list[Entry]:
+    """The tensors of a header that was read as JSON and is known to be valid, in its order."""
+    return [
+        Entry(name, about["dtype"], tuple(about["shape"]), last - first)
+        for name, about in header.items()
+        if name != "__metadata__"
+        for first, last in [about["data_offsets"]]
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A tensor that is made piece by piece when it is written."""

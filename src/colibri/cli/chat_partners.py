@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from colibri.checkpoint.hub.names import title
 from colibri.cli.progress import Reporter
 from colibri.cli.report import footer, say
 
@@ -56,7 +57,7 @@ class LocalPartner:
     """The model is in this process; its state is kept between turns."""
 
     def __init__(self, llm: LLM, session: Session, reporter: Reporter) -> None:
-        self.name = llm.prepared.directory.resolve().name
+        self.name = title(llm.prepared.directory)
         self.continues = not llm.has_chat_template
         self.footer = ""
         self._llm, self._session, self._reporter = llm, session, reporter

@@ -17,6 +17,9 @@ SUMMARIES = {
     "serve": "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs.",
     "info": "Show what a checkpoint is.",
     "plan": "Show how the memory budget would be divided.",
+    "pull": "Fetch a model from the hub, or say what it would do here.",
+    "list": "Show the models in the shared cache.",
+    "rm": "Take a model out of the shared cache.",
     "convert": "Rewrite a checkpoint so that one expert is one aligned read.",
     "verify": "Check every file of a model: names, shapes and sizes, and contents where checksums "
     "exist.",
@@ -97,6 +100,12 @@ def _imported(name: str) -> Any:
             from colibri.cli.info import info as found
         case "plan":
             from colibri.cli.plan import plan as found
+        case "pull":
+            from colibri.cli.pull import pull as found
+        case "list":
+            from colibri.cli.cached import list_models as found
+        case "rm":
+            from colibri.cli.cached import remove_model as found
         case "convert":
             from colibri.cli.convert import convert as found
         case "verify":

@@ -14,13 +14,17 @@ from colibri.checkpoint.convert import ConvertProgress, ConvertReport
 from colibri.cli.options import JSON, with_environment
 from colibri.cli.progress import Reporter
 from colibri.formats import FORMATS
+from colibri.llm.location import locate
 from colibri.models.convert import convert_model
 from colibri.units import format_bytes, format_seconds
 
 KEEP = "keep"
 _WORDS = f"{', '.join(FORMATS)}; {KEEP} leaves them as they are."
 
-SOURCE = Annotated[Path, typer.Argument(metavar="SRC", help="Directory of a checkpoint.")]
+SOURCE = Annotated[
+    str,
+    typer.Argument(metavar="SRC", help="Directory of a checkpoint, or OWNER/NAME in the cache."),
+]
 DESTINATION = Annotated[
     Path,
     typer.Argument(
@@ -68,7 +72,7 @@ def convert(
 
         try:
             report = convert_model(
-                source,
+                locate(source),
                 destination,
                 experts=None if experts == KEEP else experts,
                 down=down,

@@ -1,4 +1,4 @@
-"""The command line: `coli run | chat | serve | info | plan | convert | verify | …`."""
+"""The command line: `coli run | chat | serve | info | plan | pull | convert | verify | …`."""
 
 from __future__ import annotations
 

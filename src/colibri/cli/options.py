@@ -30,7 +30,10 @@ NOTICE = (
 JSON = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")]
 
 MODEL_ARGUMENT = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="Directory of the checkpoint.")
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="Directory of the checkpoint, or OWNER/NAME in the cache."
+    ),
 ]
 
 Biases = Annotated[list[str] | None, "ID=X"]

@@ -13,6 +13,7 @@ from colibri.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from colibri.llm.loading import Prepared
     from colibri.models.plan import Plan
 
 
@@ -24,8 +25,13 @@ def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
         from colibri.llm.loading import prepare
 
         prepared = prepare(settings)
+    show_plan(prepared, str(prepared.directory), as_object)
+
+
+def show_plan(prepared: Prepared, model: str, as_object: bool) -> None:
+    """Print what was planned for `model`."""
     if as_object:
-        print(json.dumps({"model": str(prepared.directory), **prepared.plan.as_dict()}))
+        print(json.dumps({"model": model, **prepared.plan.as_dict()}))
         return
     from rich.console import Console
 

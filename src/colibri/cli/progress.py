@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -14,13 +16,16 @@ if TYPE_CHECKING:  # the first word to the user comes before anything is importe
     from rich.progress import Progress, TaskID
 
 _ERASE_LINE = "\r\x1b[K"
+_NOTED_EVERY_S = 30.0
 
 
 class Reporter:
     """Bars on a terminal, one line elsewhere. `close` clears the bars."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._given = console
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._given, self._clock, self._noted_s = console, clock, clock()
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._first = False
@@ -33,8 +38,12 @@ class Reporter:
 
     def opening(self, settings: Settings) -> None:
         """Tell a terminal at once what is going on, while the libraries are still imported."""
+        self.first(f"opening {settings.model or 'the model'}")
+
+    def first(self, what: str) -> None:
+        """The same of anything else; a terminal that is told more forgets it."""
         if sys.stderr.isatty():
-            print(f"opening {settings.model or 'the model'} …", end="", file=sys.stderr, flush=True)
+            print(f"{what} …", end="", file=sys.stderr, flush=True)
             self._first = True
 
     def _clear_first(self) -> None:
@@ -42,12 +51,20 @@ class Reporter:
             print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
             self._first = False
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are done in a stage."""
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` are done in a stage, and how.
+
+        Elsewhere than on a terminal, one line a stage, and one each half minute where there is a
+        note.
+        """
         if stage not in self._tasks:
             self._begin(stage, total)
         if self._bars is not None:
-            self._bars.update(self._tasks[stage], completed=done, total=total)
+            self._bars.update(self._tasks[stage], completed=done, total=total, note=note)
+        elif note and self._clock() - self._noted_s >= _NOTED_EVERY_S:
+            share = f"{done / max(total, 1):.0%}"
+            self._console.print(f"{stage}: {share}, {note}", markup=False, soft_wrap=True)
+            self._noted_s = self._clock()
 
     def _begin(self, stage: str, total: int) -> None:
         self._clear_first()
@@ -64,10 +81,11 @@ class Reporter:
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f} %"),
                 TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
             )
             self._bars = Progress(*columns, console=self._console, transient=True)
             self._bars.start()
-        self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._tasks[stage] = self._bars.add_task(stage, total=total, note="")
 
     def prompt(self, done: int, total: int) -> None:
         """Follow a prompt; the bar goes when it is done, so that text can follow.

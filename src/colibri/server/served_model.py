@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.checkpoint.config import read_config
+from colibri.checkpoint.hub.names import title
 from colibri.errors import RequestError, TextError
 from colibri.llm.defaults import GenerationDefaults
 from colibri.server.problems import FieldError, Problem
@@ -66,7 +67,7 @@ class ServedModel:
         sources = () if template is None else template.sources.values()
         return cls(
             directory=directory,
-            names=(*names, directory.resolve().name),
+            names=(*names, title(directory)),
             tokenizer=tokenizer,
             template=template,
             dialect=find_dialect(sources, dialect),

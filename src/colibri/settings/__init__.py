@@ -62,8 +62,9 @@ class Settings:
     model: str | None = knob(
         None,
         parse_text,
-        "DIR",
-        "Directory of the checkpoint; by default the model that comes along",
+        "MODEL",
+        "Directory of the checkpoint, or OWNER/NAME in the cache (see `coli pull`); by default the "
+        "model that comes along",
     )
     ram: int | None = knob(
         None,
