@@ -11,9 +11,8 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
+from colibri.engine.link import Link
 from colibri.engine.messages import (
-    LENGTH,
-    MAX_BODY_BYTES,
     Accepted,
     AskMetrics,
     Cancel,
@@ -30,12 +29,11 @@ from colibri.engine.messages import (
     ToClient,
     frame,
     raised,
-    to_client,
 )
 from colibri.engine.metrics import Metrics
 from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
 from colibri.engine.service import Health
-from colibri.errors import EngineDiedError, RequestError, ShuttingDownError
+from colibri.errors import EngineDiedError, ShuttingDownError
 
 _log = logging.getLogger("colibri.engine")
 RESTART_DELAYS_S = (0.0, 1.0, 5.0, 30.0)  # before each attempt; then it has failed
@@ -105,38 +103,21 @@ class Connection:
     """One process, from its start to its end, and what is waited for from it.
 
     Attributes:
+        link: where it is spoken to.
         ready: what it says when the model is loaded, or why it cannot be.
         was_ready: whether it said so.
+        error: why it cannot be started, as it says.
         answers: to `Submit` and `AskMetrics`, by id.
         replies: accepted requests by id.
     """
 
     process: EngineProcess
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    link: Link
     ready: asyncio.Future[Ready]
     was_ready: bool = False
+    error: Exception | None = None
     answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     replies: dict[int, ClientReply] = field(default_factory=dict)
-
-    def write(self, message: Message) -> None:
-        """Send, or do nothing where the other end has gone: `read` says so."""
-        self.send(frame(message))
-
-    def send(self, framed: bytes) -> None:
-        """The same for a message that is framed already."""
-        if not self.writer.is_closing():
-            self.writer.write(framed)
-
-    async def read(self) -> ToClient | None:
-        """The next message; None once the other end has gone."""
-        try:
-            (size,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
-            if size > MAX_BODY_BYTES:
-                return None
-            return to_client(await self.reader.readexactly(size))
-        except (asyncio.IncompleteReadError, OSError, RequestError):
-            return None
 
     def hear(self, message: Answer | Event) -> None:
         """Pass on what concerns one request; nobody may wait for it any more."""
@@ -228,7 +209,7 @@ class EngineClient:
         reply = ClientReply(self, id, request.params)
         connection.replies[id] = reply
         answer = connection.answers[id] = asyncio.get_running_loop().create_future()
-        connection.send(framed)
+        connection.link.send(framed)
         try:
             accepted: Accepted = await answer
         except asyncio.CancelledError:
@@ -241,7 +222,7 @@ class EngineClient:
         """See `service.EngineService.metrics`."""
         connection, id = self._running(), next(self._numbers)
         answer = connection.answers[id] = asyncio.get_running_loop().create_future()
-        connection.write(AskMetrics(id=id))
+        connection.link.write(AskMetrics(id=id))
         found: MetricsAnswer = await answer
         return found.metrics
 
@@ -254,9 +235,9 @@ class EngineClient:
         if not connection.ready.done():
             connection.process.kill()
         if drain_s:
-            connection.write(Shutdown())
+            connection.link.write(Shutdown())
             await asyncio.wait([life], timeout=drain_s)
-        connection.write(Shutdown(at_once=True))
+        connection.link.write(Shutdown(at_once=True))
         await asyncio.wait([life], timeout=_END_S)
         connection.process.kill()
         await asyncio.wait([life])
@@ -264,7 +245,7 @@ class EngineClient:
     def say(self, id: int, message: Message) -> None:
         """Send something about a request that is in flight; nothing if it is not any more."""
         if self._connection is not None and id in self._connection.replies:
-            self._connection.write(message)
+            self._connection.link.write(message)
 
     def _running(self) -> Connection:
         if self._health is Health.CLOSING:
@@ -279,10 +260,14 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await self._launch(theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
         ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        connection = self._connection = Connection(process, reader, writer, ready)
-        connection.write(self._opening())
+
+        def heard(message: ToClient) -> None:
+            self._hear(connection, message)
+
+        _, link = await asyncio.get_running_loop().create_connection(lambda: Link(heard), sock=ours)
+        connection = self._connection = Connection(process, link, ready)
+        link.write(self._opening())
         return connection
 
     async def _live(self, connection: Connection) -> None:
@@ -310,27 +295,27 @@ class EngineClient:
             _log.warning("the engine is lost (%s) %s", self._failure, then)
 
     async def _listen(self, connection: Connection) -> Exception:
-        """Hear all that a process says; return why it ended, once it has."""
-        error: Exception | None = None
-        while (message := await connection.read()) is not None:
-            if isinstance(message, Failed) and message.id is None:
-                error = raised(message)
-            elif isinstance(message, Loading):
-                self._loading(message)
-            elif isinstance(message, Ready):
-                connection.was_ready = True
-                if self._failure is not None:
-                    _log.warning("the engine is ready again")
-                connection.ready.set_result(message)
-                self._ready, self._failure = message, None
-                self._health = Health.READY if self._health is not Health.CLOSING else self._health
-            else:
-                connection.hear(message)
-        connection.writer.close()
+        """Until a process has ended; return why."""
+        await connection.link.gone
         how = await self._ended(connection.process)
-        error = error or EngineDiedError(f"the engine's process {how}")
+        error = connection.error or EngineDiedError(f"the engine's process {how}")
         connection.fail(error)
         return error
+
+    def _hear(self, connection: Connection, message: ToClient) -> None:
+        if isinstance(message, Ready):
+            connection.was_ready = True
+            if self._failure is not None:
+                _log.warning("the engine is ready again")
+            connection.ready.set_result(message)
+            self._ready, self._failure = message, None
+            self._health = Health.READY if self._health is not Health.CLOSING else self._health
+        elif isinstance(message, Loading):
+            self._loading(message)
+        elif isinstance(message, Failed) and message.id is None:
+            connection.error = raised(message)
+        else:
+            connection.hear(message)
 
     @staticmethod
     async def _ended(process: EngineProcess) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -56,8 +56,9 @@ class Endpoint:
         work = asyncio.create_task(self._work(scope, body, send))
         watch = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            with send.patiently(work):
+                await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if send.is_stuck or not work.done():
                 self._left(scope)
         finally:
             watch.cancel()
@@ -74,10 +75,7 @@ class Endpoint:
                 response = await self._handler(call)
             except Exception as error:
                 response = self._refusal(problem_of(error))
-            try:
-                await response(scope, _never, send)
-            except _Stuck:
-                self._left(scope)
+            await response(scope, _never, send)
 
     def _refusal(self, problem: Problem) -> ASGIApp:
         return JSONResponse(self._envelope(problem), problem.status, dict(problem.headers))
@@ -99,26 +97,50 @@ class _Left(Exception):  # noqa: N818  (no error: the client's right)
     """The client has left."""
 
 
-class _Stuck(Exception):  # noqa: N818
-    """The client takes nothing any more."""
-
-
 class _Outcome:
-    """Sends, and remembers with what status; a client that takes nothing is given up."""
+    """Sends, and remembers with what status; a client that takes nothing is given up.
+
+    Attributes:
+        status: 499 before anything is sent, as other servers log clients that left by then.
+        is_stuck: whether the client was given up.
+    """
 
     def __init__(self, send: Send, patience_s: float) -> None:
         self._send = send
         self._patience_s = patience_s
-        self.status = 499  # as other servers log clients that left before the answer
+        self._clock = asyncio.get_running_loop().time
+        self._num_sending, self._since = 0, 0.0
+        self.status = 499
+        self.is_stuck = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        if not self._num_sending:
+            self._since = self._clock()
+        self._num_sending += 1
         try:
-            async with asyncio.timeout(self._patience_s):
-                await self._send(message)
-        except TimeoutError:
-            raise _Stuck from None
+            await self._send(message)
+        finally:
+            self._num_sending -= 1
+
+    @contextmanager
+    def patiently(self, work: asyncio.Task[None]) -> Iterator[None]:
+        """Cancel the work once something has waited too long for the client to take it."""
+        watch = asyncio.create_task(self._look(work))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+    async def _look(self, work: asyncio.Task[None]) -> None:
+        left = self._patience_s
+        while left > 0:
+            await asyncio.sleep(left)
+            left = self._patience_s
+            left -= self._clock() - self._since if self._num_sending else 0
+        self.is_stuck = True
+        work.cancel()
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

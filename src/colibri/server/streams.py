@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from colibri.server.problems import Problem, problem_of
@@ -45,54 +45,68 @@ class Stream:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for piece in self._safe():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async with _SignsOfLife(send, self._alive, self._quiet_s) as sender:
+            async for piece in self._safe():
+                await sender.send(piece)
         await send({"type": "http.response.body", "body": b""})
 
     async def _safe(self) -> Pieces:
-        pieces = _with_signs_of_life(self._pieces, self._alive, self._quiet_s)
-        async with aclosing(pieces):
-            try:
-                async for piece in pieces:
-                    yield piece
-            except Exception as error:  # the status is sent: the stream itself must tell
-                yield self._failure(problem_of(error))
+        try:
+            async for piece in self._pieces:
+                yield piece
+        except Exception as error:  # the status is sent: the stream itself must tell
+            yield self._failure(problem_of(error))
 
 
-async def _with_signs_of_life(
-    pieces: Pieces, alive: bytes, quiet_s: float
-) -> AsyncGenerator[bytes, None]:
-    following: asyncio.Task[bytes] | None = None
-    try:
+class _SignsOfLife:
+    """Sends pieces, and `alive` where none has come for `quiet_s` seconds.
+
+    One task looks now and then, however many pieces there are: they come once a token.
+    """
+
+    def __init__(self, send: Send, alive: bytes, quiet_s: float) -> None:
+        self._send, self._alive, self._quiet_s = send, alive, quiet_s
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+        self._is_sending = False
+        self._watch: asyncio.Task[None] | None = None
+
+    async def send(self, piece: bytes) -> None:
+        """Send a piece."""
+        self._is_sending = True
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._is_sending, self._last = False, self._clock()
+
+    async def _look(self) -> None:
         while True:
-            following = following or asyncio.ensure_future(_next(pieces))
-            done, _ = await asyncio.wait({following}, timeout=quiet_s)
-            if not done:
-                if alive:
-                    yield alive
-                continue
-            try:
-                piece = following.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                following = None
-            yield piece
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.wait({following})
+            await asyncio.sleep(self._last + self._quiet_s - self._clock())
+            quiet = self._clock() - self._last >= self._quiet_s
+            if quiet and self._is_sending:  # the client is slow: it has enough to take
+                self._last = self._clock()
+            elif quiet:
+                await self.send(self._alive)
 
+    async def __aenter__(self) -> Self:
+        if self._alive:
+            self._watch = asyncio.create_task(self._look())
+        return self
 
-async def _next(pieces: Pieces) -> bytes:
-    return await anext(pieces)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
 
 
 def sse(data: Any, event: str | None = None) -> bytes:
     """One server-sent event."""
-    text = data if isinstance(data, str) else dumps(data)
-    head = "" if event is None else f"event: {event}\n"
-    return f"{head}data: {text}\n\n".encode()
+    text = data.encode() if isinstance(data, str) else _encode(data)
+    head = b"" if event is None else b"event: %b\n" % event.encode()
+    return b"%bdata: %b\n\n" % (head, text)
 
 
 def progress(done: int, total: int) -> bytes:
@@ -102,14 +116,10 @@ def progress(done: int, total: int) -> bytes:
 
 def line(data: Any) -> bytes:
     """One line of JSON."""
-    return f"{dumps(data)}\n".encode()
+    return _encode(data) + b"\n"
 
 
-def dumps(data: Any) -> str:
-    """JSON as it goes over the wire."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-
-
+_encode = msgspec.json.Encoder().encode
 SSE_ALIVE = b": still here\n\n"
 SSE_TYPE = "text/event-stream; charset=utf-8"
 LINES_TYPE = "application/x-ndjson"
