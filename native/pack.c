@@ -128,7 +128,7 @@ static void pack_panels(const colibri_packing *p, const uint8_t *const *pieces, 
 
 typedef struct {
     const colibri_packing *p;
-    const uint8_t *items, *scales; /* scales NULL: none */
+    const uint8_t *items, *scales, *importance; /* NULL: none */
 } float_source;
 
 /* Row `row`, columns from `first` on, as floats; zeros from the last column or row on. */
@@ -172,32 +172,75 @@ static inline __attribute__((always_inline)) four codes_of(four x, float inverse
     return chosen(above < most, above, most);
 }
 
-static float sum_of_squares(const float *x, int64_t group, float inverse, float scale, float top) {
-    four low = {0}, high = {0};
-    for (int64_t k = 0; k < group; k += 8) {
-        const four a = load_four(x + k), b = load_four(x + k + 4);
-        const four first = codes_of(a, inverse, top) * scale - a, second = codes_of(b, inverse, top) * scale - b;
-        low += first * first, high += second * second;
-    }
+typedef struct {
+    const float *x, *importance; /* importance NULL: all alike */
+    int64_t group;
+    float top;
+} group_of;
+
+static float sum_of(four low, four high) {
     return ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
 }
 
-/* The scale of least squared error among a few that map the largest weight to another code. */
-static uint16_t best_scale(const float *x, int64_t group, float top) {
-    const float largest = 65504.0f, divisors[6] = {-top, top - 1, -(top - 1), -(top - 0.5f), top - 0.5f, -(top + 0.5f)};
-    float extreme = x[0], least = INFINITY;
-    uint16_t best = 0;
-    for (int64_t k = 1; k < group; k++) {
-        if (fabsf(x[k]) > fabsf(extreme)) extreme = x[k];
+/* What rounding by `scale` misses: sum w (q s - x)^2. */
+static inline __attribute__((always_inline)) float missed(const group_of *g, float scale, int weighed) {
+    const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+    four low = {0}, high = {0};
+    for (int64_t k = 0; k < g->group; k += 8) {
+        const four a = load_four(g->x + k), b = load_four(g->x + k + 4);
+        const four first = codes_of(a, inverse, g->top) * scale - a, second = codes_of(b, inverse, g->top) * scale - b;
+        low += weighed ? load_four(g->importance + k) * (first * first) : first * first;
+        high += weighed ? load_four(g->importance + k + 4) * (second * second) : second * second;
     }
-    for (int i = 0; i < 6; i++) {
-        const float wanted = extreme / divisors[i];
-        const uint16_t scale = float_to_half(wanted > largest ? largest : wanted < -largest ? -largest : wanted);
-        const float wide = half_to_float(scale), error = sum_of_squares(x, group, wide == 0 ? 0.0f : 1.0f / wide, wide, top);
-        if (error < least) least = error, best = scale;
-    }
-    return best;
+    return sum_of(low, high);
 }
+
+/* The scale that fits best to the codes which `scale` gives: sum w q x / sum w q q. */
+static inline __attribute__((always_inline)) float fitted(const group_of *g, float scale, int weighed) {
+    const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+    four above[2] = {{0}, {0}}, below[2] = {{0}, {0}};
+    for (int64_t k = 0; k < g->group; k += 8) {
+        for (int64_t i = 0; i < 2; i++) {
+            const four x = load_four(g->x + k + 4 * i), q = codes_of(x, inverse, g->top);
+            above[i] += weighed ? load_four(g->importance + k + 4 * i) * (q * x) : q * x;
+            below[i] += weighed ? load_four(g->importance + k + 4 * i) * (q * q) : q * q;
+        }
+    }
+    const float wanted = sum_of(above[0], above[1]), by = sum_of(below[0], below[1]);
+    return by > 0 ? wanted / by : 0.0f;
+}
+
+typedef struct {
+    uint16_t scale;
+    float least;
+} found_scale;
+
+static inline __attribute__((always_inline)) void try_scale(const group_of *g, float wanted, int weighed, found_scale *best) {
+    const float largest = 65504.0f;
+    const uint16_t scale = float_to_half(wanted > largest ? largest : wanted < -largest ? -largest : wanted);
+    const float error = missed(g, half_to_float(scale), weighed);
+    if (error < best->least) best->least = error, best->scale = scale;
+}
+
+/* The scale of least error: among some that map the largest weight to another code, more of them where weights differ in
+   importance, and that which fits the codes of the best of these. */
+static inline __attribute__((always_inline)) uint16_t scale_of(const group_of *g, int weighed) {
+    const float top = g->top, few[6] = {-top, top - 1, -(top - 1), -(top - 0.5f), top - 0.5f, -(top + 0.5f)};
+    float extreme = g->x[0];
+    found_scale best = {0, INFINITY};
+    for (int64_t k = 1; k < g->group; k++) {
+        if (fabsf(g->x[k]) > fabsf(extreme)) extreme = g->x[k];
+    }
+    for (int i = 0; i < 6; i++) try_scale(g, extreme / few[i], weighed, &best);
+    for (int i = 0; weighed && i < 34; i++) {
+        const float divisor = top * (0.75f + (float)(i / 2) / 32.0f);
+        try_scale(g, extreme / (i % 2 ? divisor : -divisor), weighed, &best);
+    }
+    try_scale(g, fitted(g, half_to_float(best.scale), weighed), weighed, &best);
+    return best.scale;
+}
+
+static uint16_t best_scale(const group_of *g) { return g->importance ? scale_of(g, 1) : scale_of(g, 0); }
 
 /* Codes of one row's group, at `chunks` in steps of a chunk. */
 static void put_codes(const float *x, int64_t group, float inverse, float top, int64_t bits, uint8_t *chunks) {
@@ -211,19 +254,29 @@ static void put_codes(const float *x, int64_t group, float inverse, float top, i
     }
 }
 
+/* How much each of the columns from `first` on matters; those behind the last do not. */
+static const float *load_importance(const float_source *s, int64_t first, float *to) {
+    if (!s->importance) return NULL;
+    const int64_t left = s->p->columns - first, n = left < s->p->group ? left : s->p->group;
+    memset(to, 0, (size_t)s->p->group * sizeof *to);
+    memcpy(to, s->importance + first * 4, (size_t)n * sizeof *to);
+    return to;
+}
+
 static int encode_panel(const float_source *s, int64_t first, uint8_t *out) {
     const colibri_packing *p = s->p;
     const int64_t groups = (p->columns + p->group - 1) / p->group;
     const float top = (float)(1 << (p->bits - 1)), most = 65504.0f * top;
     uint8_t *chunks = out + groups * LANES * 2;
     for (int64_t g = 0; g < groups; g++) {
+        float x[MOST_GROUP], importance[MOST_GROUP];
+        const group_of group = {x, load_importance(s, g * p->group, importance), p->group, top};
         for (int64_t lane = 0; lane < LANES; lane++) {
-            float x[MOST_GROUP];
             int bad = 0;
             load_group(s, first + lane, g * p->group, x);
             for (int64_t k = 0; k < p->group; k++) bad |= !(fabsf(x[k]) <= most);
             if (bad) return 1;
-            const uint16_t scale = best_scale(x, p->group, top);
+            const uint16_t scale = best_scale(&group);
             const float wide = half_to_float(scale), inverse = wide == 0 ? 0.0f : 1.0f / wide;
             memcpy(out + (g * LANES + lane) * 2, &scale, sizeof scale);
             put_codes(x, p->group, inverse, top, p->bits, chunks + (g * p->group / 8 * p->bits * LANES) + lane * 4);
@@ -234,7 +287,8 @@ static int encode_panel(const float_source *s, int64_t first, uint8_t *out) {
 
 static int encode(const colibri_packing *p, const uint8_t *const *pieces, uint8_t *out) {
     const float_source s = {p, pieces[p->items.piece] + p->items.start,
-                            p->scales.piece < 0 ? NULL : pieces[p->scales.piece] + p->scales.start};
+                            p->scales.piece < 0 ? NULL : pieces[p->scales.piece] + p->scales.start,
+                            p->importance < 0 ? NULL : pieces[p->importance]};
     for (int64_t first = 0; first < p->rows; first += LANES, out += p->panel_stride) {
         if (encode_panel(&s, first, out)) return 1;
     }

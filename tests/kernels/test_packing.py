@@ -165,9 +165,15 @@ def test_nibbles_become_panels(
 
 @pytest.mark.parametrize("fmt", INTEGERS, ids=str)
 @settings(max_examples=examples(25))
-@given(shapes, st.sampled_from(FLOATS), hows, st.floats(-6, 4), seeds)
+@given(shapes, st.sampled_from(FLOATS), hows, st.floats(-6, 4), st.booleans(), seeds)
 def test_floats_are_rounded_as_the_format_rounds(
-    fmt: IntegerFormat, shape: tuple[int, int], kind: int, how: str, size: float, seed: int
+    fmt: IntegerFormat,
+    shape: tuple[int, int],
+    kind: int,
+    how: str,
+    size: float,
+    weighed: bool,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     values = (rng.standard_normal(shape) * 10**size).astype(np.float32)
@@ -181,12 +187,15 @@ def test_floats_are_rounded_as_the_format_rounds(
         bits=fmt.bits,
         group=fmt.group,
         panel_stride=fmt.panel_nbytes(shape[1]),
+        importance=1 if weighed else -1,
     )
-    found, finite = both(packing, [piece], fmt.resident_nbytes(shape))
+    importance = np.square(rng.standard_normal(shape[1], np.float32)) if weighed else None
+    pieces = [piece] if importance is None else [piece, importance.view(np.uint8)]
+    found, finite = both(packing, pieces, fmt.resident_nbytes(shape))
     exact = widened(items, kind)
     assert finite == fmt.can_encode(exact).all()
     if finite:
-        assert found.tobytes() == fmt.pack(fmt.encode(exact), shape).tobytes()
+        assert found.tobytes() == fmt.pack(fmt.encode(exact, importance), shape).tobytes()
 
 
 @pytest.mark.parametrize("fmt", INTEGERS, ids=str)

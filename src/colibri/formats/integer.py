@@ -50,8 +50,12 @@ class IntegerFormat(Format):
         """Scales and codes of eight rows."""
         return self.nbytes((PANEL_ROWS, columns))
 
-    def encode(self, weights: Floats) -> Bytes:
-        """Pick each group's scale among a few by least squared error, then round to nearest."""
+    def encode(self, weights: Floats, importance: Floats | None = None) -> Bytes:
+        """Pick each group's scale by least squared error, then round to nearest.
+
+        `importance [K]` weighs the squares, column by column: the mean square of the inputs that
+        columns meet makes it the error of the product. Scales are then looked for longer.
+        """
         encodable = self.can_encode(weights)
         if not encodable.all():
             row, column = np.argwhere(~encodable)[0]
@@ -63,7 +67,7 @@ class IntegerFormat(Format):
         full = np.zeros((rows, columns), np.float32)
         full[: weights.shape[0], : weights.shape[1]] = weights
         groups = full.reshape(rows, columns // self.group, self.group)
-        scales = self._best_scales(groups)
+        scales = self._best_scales(groups, self._by_group(importance, weights.shape[1]))
         codes = self._round(groups, self.scale.to_float32(scales)).reshape(rows, columns)
         return np.concatenate([self._store(codes).reshape(-1), scales.reshape(-1).view(np.uint8)])
 
@@ -116,20 +120,48 @@ class IntegerFormat(Format):
     def _padded(self, shape: tuple[int, ...]) -> Shape:
         return padded(shape[0], PANEL_ROWS), padded(shape[1], self.group)
 
-    def _best_scales(self, groups: Floats) -> NDArray[np.generic]:
-        """Scales `[N, K/G]`: each candidate maps the largest weight to another code."""
-        top = 2 ** (self.bits - 1)
+    def _by_group(self, importance: Floats | None, columns: int) -> Floats | None:
+        """`[K/G, G]`, zeros where the matrix is padded."""
+        if importance is None:
+            return None
+        full = np.zeros(padded(columns, self.group), np.float32)
+        full[:columns] = importance
+        return full.reshape(-1, self.group)
+
+    def _best_scales(self, groups: Floats, importance: Floats | None) -> NDArray[np.generic]:
+        """Scales `[N, K/G]`: each candidate maps the largest weight to another code.
+
+        The last one is the least-squares scale of the codes of the best so far,
+        `sum w q x / sum w q q`.
+        """
         extreme = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
         best: NDArray[np.generic] = np.zeros(extreme.shape, self.scale.dtype)
         least = np.full(extreme.shape, np.inf, np.float32)
-        for divisor in (-top, top - 1, -(top - 1), -(top - 0.5), top - 0.5, -(top + 0.5)):
-            limited = np.clip(extreme / np.float32(divisor), -_LARGEST_SCALE, _LARGEST_SCALE)
-            scale = self.scale.from_float32(limited)
-            wide = self.scale.to_float32(scale)
-            error = _sum(np.square(self._round(groups, wide) * wide[..., None] - groups))
-            better = error < least
-            best, least = np.where(better, scale, best), np.where(better, error, least)
-        return best
+        for divisor in self._divisors(importance is not None):
+            tried = self._tried(groups, importance, extreme / np.float32(divisor))
+            best, least = _better(best, least, *tried)
+        codes = self._round(groups, self.scale.to_float32(best))
+        above, below = (
+            _sum(_weighed(codes * groups, importance)),
+            _sum(_weighed(codes * codes, importance)),
+        )
+        fitted = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+        return _better(best, least, *self._tried(groups, importance, fitted))[0]
+
+    def _divisors(self, many: bool) -> list[float]:
+        top = 2.0 ** (self.bits - 1)
+        few = [-top, top - 1, -(top - 1), -(top - 0.5), top - 0.5, -(top + 0.5)]
+        steps = [top * (0.75 + i / 32) for i in range(17)] if many else []
+        return [*few, *(sign * step for step in steps for sign in (-1.0, 1.0))]
+
+    def _tried(
+        self, groups: Floats, importance: Floats | None, wanted: Floats
+    ) -> tuple[NDArray[np.generic], Floats]:
+        """The scales nearest to what is wanted, and the errors `[N, K/G]` that they leave."""
+        scale = self.scale.from_float32(np.clip(wanted, -_LARGEST_SCALE, _LARGEST_SCALE))
+        wide = self.scale.to_float32(scale)
+        missed = self._round(groups, wide) * wide[..., None] - groups
+        return scale, _sum(_weighed(np.square(missed), importance))
 
     def _round(self, groups: Floats, scales: Floats) -> Floats:
         top = 2 ** (self.bits - 1)
@@ -140,6 +172,18 @@ class IntegerFormat(Format):
         if self.bits == 8:
             return np.asarray(codes.astype(np.int8).view(np.uint8))
         return pair_nibbles((codes + 8).astype(np.uint8))
+
+
+def _weighed(squares: Floats, importance: Floats | None) -> Floats:
+    return squares if importance is None else importance * squares
+
+
+def _better(
+    best: NDArray[np.generic], least: Floats, scale: NDArray[np.generic], error: Floats
+) -> tuple[NDArray[np.generic], Floats]:
+    """Of two candidates the one that leaves less."""
+    better = error < least
+    return np.where(better, scale, best), np.where(better, error, least)
 
 
 def _sum(items: Floats) -> Floats:

@@ -42,7 +42,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     **{ITEM_F32: np.dtype("<f4"), ITEM_F16: np.dtype("<f2"), ITEM_BF16: np.dtype("<u2")},
     **{ITEM_E8M0: np.dtype("u1"), ITEM_E4M3: np.dtype("u1"), ITEM_NIBBLE: np.dtype("u1")},
 }
-FIELDS = 22  # of `Packing.row`
+FIELDS = 23  # of `Packing.row`
 INT4_ZERO = 0x88  # two codes that stand for 0; in mxfp4 it is 0x00
 
 
@@ -95,6 +95,7 @@ class Packing(NamedTuple):
         group: weights along K that share a scale in the result.
         zero: a byte of two codes that stand for 0.
         panel_stride: bytes from panel to panel of the result.
+        importance: the piece of float32 `[K]` that weighs what rounding misses; -1 for none.
     """
 
     kind: PackKind
@@ -110,13 +111,14 @@ class Packing(NamedTuple):
     group: int = 0
     zero: int = 0
     panel_stride: int = 0
+    importance: int = -1
 
     def row(self) -> tuple[int, ...]:
         """All fields as native code takes them."""
         scales = self.scales or Items(-1, 0, 0, 0, 0)
         head = (int(self.kind), self.part, int(self.in_slot), self.to, self.rows, self.columns)
         tail = (*self.block, self.bits, self.group, self.zero, self.panel_stride)
-        return (*head, *self.items, *scales, *tail)
+        return (*head, *self.items, *scales, *tail, self.importance)
 
     @property
     def out_nbytes(self) -> int:
@@ -154,6 +156,8 @@ class Packing(NamedTuple):
             end = _end(items, shape)
             if end > pieces[items.piece].size:
                 raise ValueError(f"{items} end at {end} of {pieces[items.piece].size} bytes")
+        if self.importance >= 0 and pieces[self.importance].size < 4 * self.columns:
+            raise ValueError(f"importance is to have {self.columns} numbers")
         if self.out_nbytes > out.size:
             raise ValueError(f"the result takes {self.out_nbytes} bytes, not {out.size}")
 
@@ -204,7 +208,10 @@ class Packing(NamedTuple):
         fmt = IntegerFormat(self.bits, self.group, -1)
         if not fmt.can_encode(weights).all():
             return False
-        packed = fmt.pack(fmt.encode(weights), (self.rows, self.columns))
+        importance = None
+        if self.importance >= 0:
+            importance = pieces[self.importance][: 4 * self.columns].view(np.float32)
+        packed = fmt.pack(fmt.encode(weights, importance), (self.rows, self.columns))
         self._put_panels(out, packed.reshape(-(-self.rows // PANEL_ROWS), -1))
         return True
 
