@@ -19,6 +19,7 @@ from colibri.models.registry import all_families  # noqa: E402
 
 PATH = ROOT / "docs" / "FAMILIES.md"
 GOLDENS = ROOT / "tests" / "goldens"
+_LONG = 1 << 20  # positions
 HEAD = """# Families
 
 Made by `tools/make_families.py` from the families' files; a test keeps it true.
@@ -44,11 +45,14 @@ def peculiar(family: Family) -> str:
 
 def kept(family: Family) -> str:
     """Numbers that a position of the tiny model adds to its state, and fixed state, by kind."""
-    states = Blueprint.of(family.tiny_config()).states()
+    states = Blueprint.of(family.tiny_config()).states(_LONG)
     kinds = []
     own = [[plane for plane in shape.planes if plane.stride == 1] for shape in states]
-    if any(len(planes) == 2 and planes[0] == planes[1] for planes in own):
+    pairs = [planes[0] for planes in own if len(planes) == 2 and planes[0] == planes[1]]
+    if any(not plane.num_kept for plane in pairs):
         kinds.append("keys and values")
+    if any(plane.num_kept for plane in pairs):
+        kinds.append("keys and values of a window")
     if any(len({plane.width for plane in planes}) > 1 for planes in own):
         kinds.append("a latent")
     if any(shape.windows for shape in states):

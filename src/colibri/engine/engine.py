@@ -65,12 +65,14 @@ class Engine:
         self.limits = limits
         self._model, self._pool, self._counts = model, pool, counts
         self._constraints, self._clock, self._archive = constraints, clock, archive
-        self._scheduler = Scheduler(model, pool, limits, counts, self._book, clock, archive)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._scheduler = Scheduler(
+            model, pool, limits, counts, self._book, clock, archive, self._sessions
+        )
         self._numbers = count()
         self._turn = threading.Lock()
         self._holder: int | None = None
         self._total = Metrics()
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         self._process = os.getpid()
 

@@ -33,7 +33,11 @@ class SequenceState(Protocol):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the state can go back to snapshots only."""
+        """Whether the state can go back to snapshots only, or by `slack` positions."""
+
+    @property
+    def slack(self) -> int:
+        """Positions by which a recurrent state can be cut."""
 
     def missing(self, length: int) -> tuple[int, int]:
         """Blocks, and cells, that `reserve(length)` would take."""
@@ -41,8 +45,14 @@ class SequenceState(Protocol):
     def reserve(self, length: int) -> None:
         """Borrow blocks for positions below `length`."""
 
-    def snapshot(self) -> None:
-        """Remember the state as it is, where it can go back to snapshots only."""
+    def snapshot(self, length: int | None = None) -> None:
+        """Remember the state as it is, or was at `length`, where it goes back to snapshots only."""
+
+    def forget_snapshot(self) -> bool:
+        """Give the cell of the oldest snapshot back; False where there is none."""
+
+    def seal(self) -> None:
+        """What its cell holds was written by others: it stands for its own length alone."""
 
     def truncate(self, length: int) -> int:
         """Forget positions from `length` on; return how many remain, fewer if it must go back."""

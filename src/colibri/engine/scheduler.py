@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeAlias
 
@@ -38,6 +38,7 @@ class Scheduler:
         booked: called with each task that is over.
         clock: seconds.
         archive: keeps prefixes on disk too, if given.
+        opened: sessions that callers hold.
 
     Attributes:
         poll: called before each pass and between layers; it may call `cancel`.
@@ -53,8 +54,9 @@ class Scheduler:
         booked: Callable[[Task], None] = lambda _task: None,
         clock: Callable[[], float] = perf_counter,
         archive: Archive | None = None,
+        opened: Collection[Session] = (),
     ) -> None:
-        self.limits, self.poll = limits, _nothing
+        self.limits, self.poll, self._opened = limits, _nothing, opened
         self._model, self._pool, self._counts = model, pool, counts
         self._booked, self._clock = booked, clock
         self._counted = counts()
@@ -179,13 +181,21 @@ class Scheduler:
         return self.make_room([(c.session, n) for c, n in lengths if c.session is not None])
 
     def make_room(self, lengths: Sequence[tuple[Session, int]]) -> bool:
-        """Free blocks and cells for sessions of such lengths, at the cost of idle prefixes."""
+        """Free blocks and cells for sessions of such lengths, at the cost of idle prefixes.
+
+        Cells at the cost of snapshots too, which only save others from computing again.
+        """
         missing = [session.state.missing(length) for session, length in lengths]
         blocks, cells = sum(found[0] for found in missing), sum(found[1] for found in missing)
         while blocks > self._pool.num_free or cells > self._pool.num_free_cells:
-            if not self.prefixes.evict():
+            short = cells > self._pool.num_free_cells
+            if not self.prefixes.evict() and not (short and self._forget_snapshot()):
                 return False
         return True
+
+    def _forget_snapshot(self) -> bool:
+        sessions = (*self._opened, *self.sessions)
+        return any(session.forget_snapshot() for session in sessions)
 
     def _compose(self) -> list[tuple[Choice, Ids, Ids]]:
         """What the next pass computes: choice, its ids, the rows that logits are wanted of.
@@ -197,6 +207,7 @@ class Scheduler:
         rows = self.limits.prefill_chunk + self.limits.max_sessions - 1
         parts = []
         for left, choice in zip(range(len(decoding) - 1, -1, -1), decoding, strict=True):
+            choice.remember()
             parts.append((choice, *choice.next_ids(rows - left)))
             rows -= len(parts[-1][1])
         taken = sum(len(ids) for _, ids, _ in parts)

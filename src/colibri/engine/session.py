@@ -115,12 +115,22 @@ class Session:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it can be rewound to snapshots only."""
+        """Whether it can be rewound to snapshots only, or by `slack` positions."""
         return self.state.is_recurrent
 
-    def snapshot(self) -> None:
-        """Remember this position, for a later `rewind` of a recurrent model."""
-        self.state.snapshot()
+    @property
+    def slack(self) -> int:
+        """Positions by which a recurrent model's state can be cut."""
+        return self.state.slack
+
+    def snapshot(self, length: int | None = None) -> None:
+        """Remember this position, or an earlier one, for a later `rewind` of a recurrent model."""
+        self.state.snapshot(length)
+
+    def forget_snapshot(self) -> bool:
+        """Make room for others: forget the oldest position that is remembered, if one is."""
+        with self.lock:
+            return self.state.forget_snapshot()
 
     def rewind_to_prefix_of(self, ids: Sequence[int]) -> int:
         """Keep what `ids` starts with, but never all of `ids`: its last token has to be run.

@@ -198,18 +198,25 @@ class Choice:
 
     def remember(self) -> None:
         """Keep a recurrent state where a later prompt may turn off."""
-        if self.session is not None and self.position in self._marks():
-            self.session.snapshot()
+        session, before_last = self.session, len(self.task.prompt) - 1
+        if session is None:
+            return
+        if self.position in self._marks():
+            session.snapshot()
+        elif session.slack and self.position == len(self.task.prompt):
+            session.snapshot(before_last)
 
     def _marks(self) -> Sequence[int]:
         """Where a recurrent state is kept: no pass goes on beyond one.
 
-        Before the last id of the prompt, because the same prompt asked again runs that again.
+        Before the last id of the prompt, because the same prompt asked again runs that again;
+        a state that can be cut needs no pass of its own for that.
         """
         session, before_last = self.session, len(self.task.prompt) - 1
         if session is None or not session.is_recurrent:
             return ()
-        return (*(at for at in self.task.request.marks if 0 < at < before_last), before_last)
+        marks = (*(at for at in self.task.request.marks if 0 < at < before_last),)
+        return marks if session.slack else (*marks, before_last)
 
     def take(self, logits: NDArray[np.float32]) -> None:
         """Go on with `logits [R, V]` of the rows that were wanted, and tell of what follows.

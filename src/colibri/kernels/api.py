@@ -31,6 +31,7 @@ Ints: TypeAlias = NDArray[np.int32]
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 KV_BLOCK = 64  # positions in one block of the K/V pool; attention sums keys block by block
+KV_UNIT = 64  # a pool whose blocks may overlap: tables then count in these bytes
 EMPTY, LOADING, READY, FAILED = 0, 1, 2, 3  # the states of a slot
 
 

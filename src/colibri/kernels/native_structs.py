@@ -18,6 +18,7 @@ from colibri.formats import Bytes, FloatFormat, Floats, FP8Format, RowInt8Format
 from colibri.kernels.api import (
     FFN,
     KV_BLOCK,
+    KV_UNIT,
     Attention,
     ExpertPart,
     Experts,
@@ -276,7 +277,8 @@ def check_kv(layer: Heads, kv: KVLayer) -> None:
     nbytes = 2 * kv.format.nbytes((kv.num_kv_heads * KV_BLOCK, kv.head_dim))
     if (kv.num_kv_heads, kv.head_dim) != (layer.num_kv_heads, layer.head_dim):
         raise ValueError("the K/V pool was made for another number or size of heads")
-    if kv.offset < 0 or kv.offset + nbytes > kv.block_nbytes:
+    room = kv.pool.size if kv.block_nbytes == KV_UNIT else kv.block_nbytes
+    if kv.offset < 0 or kv.offset + nbytes > room:
         raise ValueError(f"{nbytes} bytes at {kv.offset} do not fit a block of {kv.block_nbytes}")
 
 

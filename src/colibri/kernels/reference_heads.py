@@ -136,10 +136,12 @@ class _PoolView:
 
     def __init__(self, kv: KVLayer) -> None:
         self._format = kv.format
-        blocks, heads = kv.pool.size // kv.block_nbytes, kv.num_kv_heads
+        heads = kv.num_kv_heads
         part = kv.format.nbytes((heads * KV_BLOCK, kv.head_dim))
-        by_block = kv.pool[: blocks * kv.block_nbytes].reshape(blocks, kv.block_nbytes)
-        parts = by_block[:, kv.offset : kv.offset + 2 * part].reshape(blocks, 2, part)
+        own = kv.pool[kv.offset :]  # blocks may start at any multiple of `block_nbytes`
+        blocks = (own.size - 2 * part) // kv.block_nbytes + 1
+        steps = kv.block_nbytes, part, 1
+        parts = np.lib.stride_tricks.as_strided(own, (blocks, 2, part), steps)
         dtype = np.dtype(np.int8) if isinstance(kv.format, RowInt8Format) else kv.format.dtype
         size = heads * KV_BLOCK * kv.head_dim * dtype.itemsize
         items = parts[:, :, :size].view(dtype)

@@ -1,7 +1,9 @@
 """What sequences keep: a pool of blocks and cells, and the state of one sequence."""
 
 from colibri.kv.pool import KVPool, LayerState
+from colibri.kv.ring import Ring
 from colibri.kv.shape import (
+    MOST_SNAPSHOTS,
     KVFormat,
     Plane,
     StateShape,
@@ -10,7 +12,7 @@ from colibri.kv.shape import (
     cell_nbytes,
     fills_blocks,
 )
-from colibri.kv.state import MOST_SNAPSHOTS, KVState
+from colibri.kv.state import KVState
 from colibri.kv.stored import Stored, StoredStates, common_length
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "KVState",
     "LayerState",
     "Plane",
+    "Ring",
     "StateShape",
     "Stored",
     "StoredStates",

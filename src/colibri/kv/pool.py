@@ -2,9 +2,10 @@
 
 Block b holds every layer's planes (`Plane`) of 64 positions of one sequence; a layer's share starts
 at the same offset in each block, on a 64-byte boundary. The plane of a layer's keys lies transposed
-within a block (see `kernels.api.KVPlane`). For `int8` the codes of a plane are
-followed by a float32 scale for every row. A sequence of a model with recurrent layers has one cell,
-which holds all their states, and further cells for snapshots of it.
+within a block (see `kernels.api.KVPlane`). For `int8` the codes of a plane are followed by a
+float32 scale for every row. A sequence of a model with recurrent layers, or with windows, has one
+cell, which holds the states of all layers, and further cells for snapshots of it; what planes with
+a window keep lies there as blocks that come round (`Ring`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from itertools import accumulate
 import numpy as np
 
 from colibri.errors import BudgetError
-from colibri.formats import Bytes
-from colibri.kernels.api import KV_BLOCK, CellLayer, KVPlane
+from colibri.formats import Bytes, padded
+from colibri.kernels.api import KV_BLOCK, KV_UNIT, CellLayer, KVPlane
 from colibri.kernels.mapping import Mapping
-from colibri.kernels.shared_key import CellWindow
+from colibri.kernels.shared_key import WINDOW_SLACK, CellWindow
+from colibri.kv.ring import Ring
 from colibri.kv.shape import KVFormat, StateShape, block_nbytes, cell_nbytes
 from colibri.kv.state import KVState
 
@@ -32,11 +34,13 @@ class LayerState:
         planes: as its `StateShape` lists them.
         cells: None where the layer keeps none.
         windows: as its `StateShape` lists them.
+        ring: of planes with a window; tables of a step are its.
     """
 
     planes: tuple[KVPlane, ...]
     cells: CellLayer | None
     windows: tuple[CellWindow, ...] = ()
+    ring: Ring | None = None
 
 
 class KVPool:
@@ -47,6 +51,7 @@ class KVPool:
         block_nbytes: bytes of each.
         num_cells: all cells; 0 for a model without recurrent layers.
         cell_nbytes: bytes of each.
+        slack: positions by which what a cell holds can be cut: 256 where that is windows alone.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class KVPool:
         self.num_blocks, self.block_nbytes = num_blocks, block_nbytes(layers, fmt)
         self.cell_nbytes = cell_nbytes(layers, fmt)
         self.num_cells = num_cells if self.cell_nbytes else 0
+        recurs = any(shape.cell_nbytes or shape.windows for shape in layers)
+        self.slack = 0 if recurs or not self.num_cells else WINDOW_SLACK
         self._shapes, self._format = tuple(layers), fmt
         self._offsets = list(accumulate((s.block_nbytes(fmt) for s in layers), initial=0))
         self._cell_offsets = list(accumulate((s.cell_share(fmt) for s in layers), initial=0))
@@ -81,13 +88,18 @@ class KVPool:
     def layer(self, index: int) -> LayerState:
         """The share of layer `index`."""
         shape, start = self._shapes[index], self._offsets[index]
+        data, nbytes, ring = self._blocks.data, self.block_nbytes, self._ring(shape)
+        if ring is not None:
+            data, nbytes = self._cells.data, KV_UNIT
+            own = shape.cell_share(self._format) - ring.num_blocks * ring.nbytes
+            start = self._cell_offsets[index] + own
         planes = []
         for plane in shape.planes:
             planes.append(
                 KVPlane(
-                    pool=self._blocks.data,
+                    pool=data,
                     format=plane.format or self._format,
-                    block_nbytes=self.block_nbytes,
+                    block_nbytes=nbytes,
                     offset=start,
                     heads=plane.heads,
                     width=plane.width,
@@ -95,7 +107,12 @@ class KVPool:
                 )
             )
             start += plane.nbytes(self._format)
-        return LayerState(tuple(planes), self._cell_layer(index), self._windows(index))
+        return LayerState(tuple(planes), self._cell_layer(index), self._windows(index), ring)
+
+    def _ring(self, shape: StateShape) -> Ring | None:
+        if not shape.num_kept:
+            return None
+        return Ring(shape.num_kept, shape.layer_nbytes(self._format), self.cell_nbytes)
 
     def _cell_layer(self, index: int) -> CellLayer | None:
         nbytes = self._shapes[index].cell_nbytes
@@ -105,8 +122,7 @@ class KVPool:
 
     def _windows(self, index: int) -> tuple[CellWindow, ...]:
         shape, found = self._shapes[index], []
-        end = self._cell_offsets[index] + shape.cell_share(self._format)
-        start = end - sum(each.nbytes(self._format) for each in shape.windows)
+        start = self._cell_offsets[index] + padded(shape.cell_nbytes, KV_UNIT)
         for window in shape.windows:
             nbytes = window.nbytes(self._format)
             cells = CellLayer(self._cells.data, self.cell_nbytes, start, nbytes)

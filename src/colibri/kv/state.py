@@ -1,22 +1,23 @@
 """The attention state of one sequence: the blocks that hold its positions, and its cell.
 
 Blocks can be cut anywhere. A recurrent state cannot: it is that of one position only, so it goes
-back to the nearest snapshot, and what lies between is computed again.
+back to the nearest snapshot, and what lies between is computed again. A cell that holds nothing but
+windows can be cut by as many positions as it keeps beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from colibri.errors import BudgetError, ContextLengthError
 from colibri.formats import Bytes
 from colibri.kernels.api import KV_BLOCK, Ints
+from colibri.kv.shape import MOST_SNAPSHOTS
 
 NO_CELL = -1
-MOST_SNAPSHOTS = 2  # of one sequence: before the end of a prompt, and one older
 
 
 class Blocks(Protocol):
@@ -29,6 +30,10 @@ class Blocks(Protocol):
     @property
     def num_cells(self) -> int:
         """All cells there are; 0 for a model without recurrent layers."""
+
+    @property
+    def slack(self) -> int:
+        """Positions by which what a cell holds can be cut."""
 
     def allocate(self, n: int) -> list[int]:
         """Take `n` blocks; raises BudgetError."""
@@ -64,6 +69,13 @@ class Blocks(Protocol):
         """What a cell holds."""
 
 
+class _Kept(NamedTuple):
+    """A cell that is kept, and the first of the positions that it can stand for."""
+
+    cell: int
+    first: int
+
+
 class KVState:
     """Positions 0 to `length`, in blocks of the pool and, where the model is recurrent, a cell."""
 
@@ -73,7 +85,8 @@ class KVState:
         self._blocks: list[int] = []
         self._length = 0
         self._cell = NO_CELL
-        self._snapshots: dict[int, int] = {}  # length -> cell, the oldest first
+        self._first = 0  # the shortest length that the cell can be cut to
+        self._snapshots: dict[int, _Kept] = {}  # by length, the oldest first
 
     @property
     def length(self) -> int:
@@ -92,8 +105,13 @@ class KVState:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the state can go back to snapshots only."""
+        """Whether the state can go back to snapshots only, or by `slack` positions."""
         return self._pool.num_cells > 0
+
+    @property
+    def slack(self) -> int:
+        """Positions by which a recurrent state can be cut."""
+        return self._pool.slack
 
     def reserve(self, length: int) -> None:
         """Make room for positions below `length`.
@@ -117,33 +135,56 @@ class KVState:
         if needed > len(self._blocks):
             self._blocks += self._pool.allocate(needed - len(self._blocks))
         self._length = length
+        self._first = max(self._first, length - self._pool.slack)
 
     def missing(self, length: int) -> tuple[int, int]:
         """Blocks, and cells, that `reserve(length)` would take."""
         cells = int(self.is_recurrent and self._cell == NO_CELL)
         return max(0, _num_blocks(length) - len(self._blocks)), cells
 
-    def snapshot(self) -> None:
-        """Remember the recurrent state as it is now, if there is one and a cell for it.
+    def snapshot(self, length: int | None = None) -> None:
+        """Remember the recurrent state, if there is one and a cell for it.
 
-        Where all cells are taken, or this sequence has two, its oldest snapshot makes room.
+        As it is now, or as it was at `length`, which it can be cut to. Where all cells are taken,
+        or this sequence has two, its oldest snapshot makes room.
         """
-        if self._cell == NO_CELL or self._length in self._snapshots:
+        length = self._length if length is None else length
+        if self._cell == NO_CELL or length in self._snapshots or length < self._first:
             return
         room = len(self._snapshots) < MOST_SNAPSHOTS
         cell = self._pool.allocate_cell() if room else None
         if cell is None and self._snapshots:
-            cell = self._snapshots.pop(next(iter(self._snapshots)))
+            cell = self._snapshots.pop(next(iter(self._snapshots))).cell
         if cell is not None:
             self._pool.copy_cell(self._cell, cell)
-            self._snapshots[self._length] = cell
+            self._snapshots[length] = _Kept(cell, self._first)
+
+    def forget_snapshot(self) -> bool:
+        """Give the cell of the oldest snapshot back; False where there is none."""
+        oldest = next(iter(self._snapshots), None)
+        if oldest is not None:
+            self._pool.release_cell(self._snapshots.pop(oldest).cell)
+        return oldest is not None
+
+    def seal(self) -> None:
+        """What the cell holds was written by others: it stands for its own length alone."""
+        self._first = self._length
 
     def reachable(self, length: int) -> int:
         """How many of the first `length` positions another sequence can begin with."""
         if not self.is_recurrent:
             return min(length, self._length)
-        kept = [*self._snapshots, self._length]
-        return max((at for at in kept if at <= length), default=0)
+        return self._source(length)[0]
+
+    def _source(self, length: int) -> tuple[int, _Kept | None]:
+        """How many of the first `length` positions some cell can stand for, and that cell."""
+        found: tuple[int, _Kept | None] = (0, None)
+        now = _Kept(self._cell, self._first)
+        for end, kept in ((self._length, now), *self._snapshots.items()):
+            at = min(end, length)
+            if at >= kept.first and at > found[0]:
+                found = at, kept
+        return found
 
     def truncate(self, length: int) -> int:
         """Forget positions from `length` on; return how many remain.
@@ -154,8 +195,9 @@ class KVState:
         """
         if length >= self._length:
             return self._length
+        source: _Kept | None = None
         if self.is_recurrent:
-            length = max((kept for kept in self._snapshots if kept <= length), default=0)
+            length, source = self._source(length)
         keep = _num_blocks(length)
         last = self._blocks[keep - 1] if length % KV_BLOCK else None
         if last is not None and self._pool.is_shared(last):
@@ -166,7 +208,7 @@ class KVState:
         dropped, self._blocks = self._blocks[keep:], self._blocks[:keep]
         self._length = length
         self._pool.release(dropped)
-        self._restore(length)
+        self._restore(length, source)
         return length
 
     def block(self, index: int) -> Bytes:
@@ -177,7 +219,8 @@ class KVState:
         """The lengths that the state can go on from exactly, and its cell there, if it has one."""
         if self._cell == NO_CELL:
             return {self._length: None}
-        kept = {**self._snapshots, self._length: self._cell}
+        kept = {length: snapshot.cell for length, snapshot in self._snapshots.items()}
+        kept[self._length] = self._cell
         return {length: self._pool.cell(cell) for length, cell in kept.items()}
 
     def fork(self, length: int) -> KVState:
@@ -188,12 +231,16 @@ class KVState:
         Raises:
             BudgetError: no block or no cell is free. Nothing has changed then.
         """
-        length = self.reachable(length)
+        source: _Kept | None = None
+        if self.is_recurrent:
+            length, source = self._source(length)
+        else:
+            length = min(length, self._length)
         other, whole = KVState(self._pool), length // KV_BLOCK
         try:
-            if self._cell != NO_CELL and length:
-                other._cell = other._new_cell()
-                self._pool.copy_cell(self._snapshots.get(length, self._cell), other._cell)
+            if source is not None:
+                other._cell, other._first = other._new_cell(), source.first
+                self._pool.copy_cell(source.cell, other._cell)
             if length % KV_BLOCK:
                 other._blocks = self._pool.allocate(1)
                 self._pool.copy(self._blocks[whole], other._blocks[0])
@@ -207,7 +254,7 @@ class KVState:
 
     def close(self) -> None:
         """Give everything back; closing twice is fine."""
-        dropped, self._blocks, self._length = self._blocks, [], 0
+        dropped, self._blocks, self._length, self._first = self._blocks, [], 0, 0
         self._pool.release(dropped)
         self._drop_snapshots(0)
         if self._cell != NO_CELL:
@@ -223,17 +270,19 @@ class KVState:
             )
         return cell
 
-    def _restore(self, length: int) -> None:
-        """The recurrent state after `length` positions, which is zero or a snapshot."""
-        self._drop_snapshots(length + 1)
-        if self._cell != NO_CELL and length in self._snapshots:
-            self._pool.copy_cell(self._snapshots[length], self._cell)
-        elif self._cell != NO_CELL:
+    def _restore(self, length: int, source: _Kept | None) -> None:
+        """The recurrent state after `length` positions: zero, a snapshot's, or what there is."""
+        if self._cell != NO_CELL and source is None:
             self._pool.clear_cell(self._cell)
+            self._first = 0
+        elif source is not None and source.cell != self._cell:
+            self._pool.copy_cell(source.cell, self._cell)
+            self._first = source.first
+        self._drop_snapshots(length + 1)
 
     def _drop_snapshots(self, length: int) -> None:
         for late in [kept for kept in self._snapshots if kept >= length]:
-            self._pool.release_cell(self._snapshots.pop(late))
+            self._pool.release_cell(self._snapshots.pop(late).cell)
 
 
 def _num_blocks(length: int) -> int:

@@ -66,6 +66,9 @@ class WritableState(Protocol):
     def cells(self) -> Mapping[int, Bytes | None]:
         """Its cell, by length."""
 
+    def seal(self) -> None:
+        """Its cell was written by others."""
+
 
 class StoredStates:
     """The files of one model under one set of settings; safe to use from several threads.
@@ -141,6 +144,7 @@ class StoredStates:
             return None
         partial = [state.block(len(stored.blocks))] if stored.length % KV_BLOCK else []
         cells = [cell for cell in (state.cells()[stored.length],) if cell is not None]
+        state.seal()
         return None if self._read(stored.tail, [*partial, *cells]) else stored.tail
 
     def _read(self, path: Path, targets: Sequence[Bytes]) -> bool:

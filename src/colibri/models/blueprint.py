@@ -133,9 +133,13 @@ class Blueprint:
         found = [(index, layer.demand) for index, layer in enumerate(self.layers)]
         return [(index, demand) for index, demand in found if demand.num_experts]
 
-    def states(self) -> list[StateShape]:
-        """What each sublayer keeps of a sequence, in the order of the forward pass."""
-        return [each.state for place in self.places for each in place.layer.sublayers]
+    def states(self, positions: int) -> list[StateShape]:
+        """What each sublayer keeps of at most so many positions, in the order of the forward pass.
+
+        See `StateShape.within`.
+        """
+        sublayers = [each for place in self.places for each in place.layer.sublayers]
+        return [each.state.within(positions) for each in sublayers]
 
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors that are knowingly not used.

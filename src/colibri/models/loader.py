@@ -69,7 +69,7 @@ def load_model(
         weights = _load_dense(description, resources, progress)
         tables = _open_tables(description, weights, resources)
         kernels.reserve(description.blueprint.limits(plan.max_rows))
-        states = description.blueprint.states()
+        states = description.blueprint.states(plan.max_positions)
         pool = KVPool(states, plan.num_kv_blocks, KV_FORMATS[plan.kv_format], plan.num_cells)
         resources.callback(pool.close)
         native = library.load() if kernels.name == "native" else None

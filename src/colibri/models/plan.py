@@ -63,7 +63,7 @@ class Plan:
     dense_bytes: int
     workspace_bytes: int
     kv_bytes: int
-    recurrent_bytes: int  # state that does not grow with the context, and its snapshots
+    recurrent_bytes: int  # state of fixed size (recurrences, windows), and its snapshots
     staging_bytes: int
     slots_bytes: int
     spare_bytes: int
@@ -73,6 +73,7 @@ class Plan:
     num_cells: int  # one a sequence, and one a snapshot
     prefill_chunk: int
     max_sessions: int
+    max_positions: int  # of a sequence, by which what layers keep of it was decided
     slots: tuple[int, ...]  # of each class, in the order of `slot_classes`
     num_slots: int
     num_experts: int
@@ -94,7 +95,7 @@ class Plan:
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of each share, for printing."""
-        recurrent = [("recurrent state", self.recurrent_bytes)] if self.num_cells else []
+        recurrent = [("state of fixed size", self.recurrent_bytes)] if self.num_cells else []
         return [
             ("process", self.process_bytes),
             ("dense weights", self.dense_bytes),
@@ -151,7 +152,8 @@ class _Planner:
         buffer = staging_nbytes(self.experts)
         self.staging = mapping_nbytes(num_buffers(buffer) * buffer)
         self.kv_format = self._kv_format()
-        states = description.blueprint.states()
+        self.positions = longest
+        states = description.blueprint.states(longest)
         self.kv_block = block_nbytes(states, self.kv_format)
         each = 1 + MOST_SNAPSHOTS if cell_nbytes(states, self.kv_format) else 0
         self.cells = memory.max_sessions * each
@@ -192,6 +194,7 @@ class _Planner:
             num_cells=self.cells,
             prefill_chunk=self.chunk,
             max_sessions=self.memory.max_sessions,
+            max_positions=self.positions,
             slots=slots,
             num_slots=sum(slots),
             num_experts=sum(layer.num_experts for layer in self.experts.layers),
@@ -265,7 +268,7 @@ class _Planner:
         return divide_slots(number, self.experts, self.active)
 
     def _recurrent_share(self) -> str:
-        return f"recurrent state {format_bytes(self.recurrent)}, " if self.cells else ""
+        return f"state of fixed size {format_bytes(self.recurrent)}, " if self.cells else ""
 
     def _too_small(self, fixed: int, context: int, kv: int, slots: tuple[int, ...]) -> str:
         slots_bytes = slots_nbytes(self.experts, slots)

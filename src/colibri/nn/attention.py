@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from colibri.formats import Floats
 from colibri.kernels.api import Attention, KVLayer
-from colibri.kv import LayerState, StateShape
+from colibri.kv import LayerState, Ring, StateShape
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, bind_linear, linear
 from colibri.nn.rope import Rope
@@ -101,8 +101,8 @@ class GroupedQueryAttention(Sublayer):
 
     @property
     def state(self) -> StateShape:
-        """K and V of each position."""
-        return StateShape.keys_and_values(self.num_kv_heads, self.head_dim)
+        """K and V of each position that may still be seen."""
+        return StateShape.keys_and_values(self.num_kv_heads, self.head_dim, self.window)
 
     @property
     def demand(self) -> Demand:
@@ -148,7 +148,7 @@ class GroupedQueryAttention(Sublayer):
             gated=self.gated,
             sinks=weights.vector(f"{attn}sinks") if self.sinks else None,
         )
-        return BoundAttention(layer, self.rope, keys_and_values(site.state))
+        return BoundAttention(layer, self.rope, keys_and_values(site.state), site.state.ring)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,11 +158,18 @@ class BoundAttention(BoundSublayer):
     layer: Attention
     rope: Rope
     kv: KVLayer
+    ring: Ring | None = None
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
-        rope = step.rope(self.rope)
-        step.kernels.attention_step(self.layer, x, step.batch, rope, self.kv, y)
+        attend, rope = step.kernels.attention_step, step.rope(self.rope)
+        for rows, batch in step.turns(self.ring):
+            if rows is None:
+                attend(self.layer, x, batch, rope, self.kv, y)
+            else:
+                part = y[rows]
+                attend(self.layer, x[rows], batch, Rope.rows(rope, rows), self.kv, part)
+                y[rows] = part
 
 
 def keys_and_values(state: LayerState) -> KVLayer:

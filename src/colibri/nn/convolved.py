@@ -10,7 +10,7 @@ from colibri.checkpoint.experts import ExpertLayer
 from colibri.formats import Floats
 from colibri.kernels.api import CellLayer, Ints, Kernels
 from colibri.kernels.recurrent_api import ShortConv, conv_state_nbytes
-from colibri.kv import LayerState, StateShape
+from colibri.kv import StateShape
 from colibri.nn.cell import shares, shares_nbytes
 from colibri.nn.parameter import Parameter
 from colibri.nn.sublayer import BoundSublayer, Demand, Site, Step, Sublayer
@@ -59,7 +59,7 @@ class Convolved(Sublayer):
     def bind(self, site: Site) -> BoundConvolved:
         """Bind both, each to its share of the cells."""
         own, kept = shares(site.state.cells, self.state_sizes)
-        state = LayerState(site.state.planes, own if own.nbytes else None, site.state.windows)
+        state = replace(site.state, cells=own if own.nbytes else None)
         weight = site.weights.vector(f"{site.prefix}{self.name}.conv1d.weight")
         conv = ShortConv(weight.reshape(self.hidden_size, self.kernel), residual=True)
         return BoundConvolved(self.inner.bind(replace(site, state=state)), conv, kept)

@@ -12,14 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from colibri.formats import Floats
-from colibri.kernels.api import CellLayer, Ints, KVLayer, Matrix
+from colibri.kernels.api import Batch, CellLayer, Ints, KVLayer, Matrix
 from colibri.kernels.heads import Heads, RelativeBias
 from colibri.kernels.recurrent_api import Projections, ShortConv, conv_state_nbytes
-from colibri.kv import Plane, StateShape
+from colibri.kv import Plane, Ring, StateShape
 from colibri.nn.attention import keys_and_values
 from colibri.nn.cell import shares, shares_nbytes
 from colibri.nn.norm import RMSNorm
 from colibri.nn.parameter import Parameter, bind_linear, linear
+from colibri.nn.rope import Rope
 from colibri.nn.sublayer import BoundSublayer, Demand, Site, Step, Sublayer
 
 
@@ -73,8 +74,8 @@ class RelativeAttention(Sublayer):
 
     @property
     def state(self) -> StateShape:
-        """K and V of each position, and the last inputs of both."""
-        plane = Plane(self.num_kv_heads, self.head_dim)
+        """K and V of each position that may still be seen, and the last inputs of both."""
+        plane = Plane(self.num_kv_heads, self.head_dim, window=self.window)
         return StateShape((plane, plane), shares_nbytes(self.state_sizes))
 
     @property
@@ -133,6 +134,7 @@ class RelativeAttention(Sublayer):
             keys_and_values(site.state),
             bind_linear(weights, f"{attn}o_proj"),
             self.scaling,
+            site.state.ring,
         )
 
 
@@ -147,17 +149,28 @@ class BoundRelativeAttention(BoundSublayer):
     kv: KVLayer
     o_proj: Matrix
     scaling: LogScaling | None
+    ring: Ring | None = None
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
         kernels, batch = step.kernels, step.batch
         q, k, v, relative = kernels.project(self.projections, x)
-        for conv, rows, kept in zip(self.convs, (k, v), self.kept, strict=True):
-            kernels.short_conv(conv, rows, batch, kept)
-        scaling = self.scaling
-        temperature = None if scaling is None else scaling.temperature(batch.positions)
-        table = step.no_rope()
-        found = kernels.attend(
-            self.heads, q, k, v, batch, table, self.kv, relative=relative, temperature=temperature
-        )
-        y += kernels.matmul(self.o_proj, found)
+        for conv, each, kept in zip(self.convs, (k, v), self.kept, strict=True):
+            kernels.short_conv(conv, each, batch, kept)
+        for rows, together in step.turns(self.ring):
+            chosen = slice(None) if rows is None else rows
+            found = kernels.attend(
+                self.heads,
+                q[chosen],
+                k[chosen],
+                v[chosen],
+                together,
+                Rope.rows(step.no_rope(), chosen),
+                self.kv,
+                relative=relative[chosen],
+                temperature=self._temperature(together),
+            )
+            y[chosen] += kernels.matmul(self.o_proj, found)
+
+    def _temperature(self, batch: Batch) -> Floats | None:
+        return None if self.scaling is None else self.scaling.temperature(batch.positions)

@@ -58,6 +58,11 @@ class Rope:
         cos, sin = np.cos(angles) * self.attention_factor, np.sin(angles) * self.attention_factor
         return RopeTable(cos.astype(np.float32), sin.astype(np.float32))
 
+    @staticmethod
+    def rows(table: RopeTable, rows: Ints | slice) -> RopeTable:
+        """Those of `rows` only."""
+        return RopeTable(table.cos[rows], table.sin[rows])
+
     @classmethod
     def from_parameters(
         cls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
@@ -14,12 +14,13 @@ from colibri.checkpoint.experts import ExpertLayer, ExpertLayerLayout
 from colibri.formats import Floats
 from colibri.kernels.api import Batch, Ints, Kernels, RopeTable, Routing
 from colibri.kernels.latent import NO_LATENTS, LatentLimits
-from colibri.kv import LayerState, StateShape
+from colibri.kv import LayerState, Ring, StateShape
 from colibri.memory.expert_store import ExpertStore
 from colibri.nn.parameter import Parameter, Weights
 from colibri.nn.rope import Rope
 
 RouteListener: TypeAlias = Callable[[int, Routing], None]
+Turn: TypeAlias = tuple[Ints | None, Batch]  # rows [R] (None: all), and their batch
 LookAhead: TypeAlias = Callable[[int, Ints], None]  # layer, experts leased for it
 
 NOTHING: Ints = np.empty(0, np.int32)
@@ -43,6 +44,16 @@ class Step:
     look_ahead: LookAhead | None = None
     _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
     _selections: dict[tuple[int, int], Ints] = field(default_factory=dict)
+    _turns: dict[Ring, Sequence[Turn]] = field(default_factory=dict)
+
+    def turns(self, ring: Ring | None) -> Sequence[Turn]:
+        """The rows that attend together, in order: all at once, unless keys lie in a ring."""
+        if ring is None:
+            return ((None, self.batch),)
+        found = self._turns.get(ring)
+        if found is None:
+            found = self._turns[ring] = tuple(ring.turns(self.batch))
+        return found
 
     def narrowed(self, keep: NDArray[np.bool_]) -> Step:
         """The rest of the pass for rows `keep [T]` only; what was selected for them stands."""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.engine.request import SamplingParams
+from colibri.errors import BudgetError
 from tests.examples import examples
 from tests.unit.engine.counter import CounterModel, make_engine
 from tests.unit.engine.test_scheduler import SAMPLED, alone, ask, batching, run
@@ -128,3 +129,16 @@ def test_whatever_was_asked_before_changes_nothing(asked: list[tuple[int, int]])
         run(engine)
         for prompt, reply in heard:
             assert reply.tokens() == alone(prompt, params)
+
+
+def test_sessions_that_callers_hold_share_cells() -> None:
+    """Snapshots make room for the state of another session, and cost no token."""
+    engine = make_engine(CounterModel(12, num_cells=3))
+    sessions = [engine.open_session() for _ in range(3)]
+    prompts = [[start + n for n in range(10)] for start in (100, 200, 300)]
+    for _ in range(2):
+        for session, prompt in zip(sessions, prompts, strict=True):
+            reply = engine.generate(prompt, SamplingParams(max_tokens=3), session=session)
+            assert list(reply) == [prompt[-1] + n for n in (1, 2, 3)]
+    with pytest.raises(BudgetError, match="all 3 cells"):
+        list(engine.generate([1, 2], SamplingParams(max_tokens=3), session=engine.open_session()))

@@ -46,7 +46,7 @@ def test_a_position_keeps_576_numbers_of_the_published_sizes(
         del sizes["index_topk_freq"]
     else:
         sizes["index_head_dim"] = 128
-    states = blueprint(family, **sizes).states()
+    states = blueprint(family, **sizes).states(1 << 20)
     index = 128 if family in SPARSE else 0
     assert block_nbytes(states, fmt) == 3 * KV_BLOCK * (576 + index) * item
 

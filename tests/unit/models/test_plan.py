@@ -77,7 +77,7 @@ def least(name: str) -> int:
 
 def block(name: str) -> int:
     """Bytes of 64 positions."""
-    return block_nbytes(describe(name).blueprint.states(), F32)
+    return block_nbytes(describe(name).blueprint.states(256), F32)
 
 
 def check(plan: Plan, name: str) -> None:
@@ -332,7 +332,7 @@ def test_a_model_without_routed_experts() -> None:
 
 
 RECURRENT_NAMES = [
-    f.model_type for f in FAMILIES if cell_nbytes(Blueprint.of(f.tiny_config()).states(), F32)
+    f.model_type for f in FAMILIES if cell_nbytes(Blueprint.of(f.tiny_config()).states(256), F32)
 ]
 
 
