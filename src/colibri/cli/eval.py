@@ -16,6 +16,7 @@ from colibri.cli.options import JSON, with_some
 from colibri.cli.progress import Reporter
 from colibri.errors import SettingsError
 from colibri.lab.envelope import Envelope
+from colibri.lab.eval_importance import eval_importance
 from colibri.lab.eval_kl import eval_kl
 from colibri.lab.eval_ppl import eval_ppl
 from colibri.lab.eval_tasks import DELIMITER, eval_tasks
@@ -40,6 +41,10 @@ acc: the right answer is likeliest; acc_norm: likeliest per character; ± one st
 
 TEXTS = Annotated[
     list[Path], typer.Argument(metavar="TEXT…", help="Text files in UTF-8, each a figure.")
+]
+OUTPUT = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="Where it is written, for `coli convert`."),
 ]
 TASKS = Annotated[
     list[Path],
@@ -152,6 +157,31 @@ def tasks(
     )
 
 
+@app.command("importance", cls=Command)
+@with_some(*_SETTINGS)
+def importance(
+    texts: TEXTS,
+    *,
+    output: OUTPUT,
+    window: CONTEXT = None,
+    tokens: TOKENS = None,
+    as_object: JSON = False,
+    settings: Settings,
+) -> None:
+    """Write down which inputs experts meet in texts, so that rounding spares what matters.
+
+    `coli convert --importance FILE` then chooses scales by it. Texts should be of the kind that the
+    model is used for, and long enough that every expert is met.
+    """
+    cut = Cut(context=window, tokens=tokens, apart=True)
+    _evaluate(
+        lambda progress: eval_importance(texts, output, cut, settings, progress),
+        as_object,
+        importance_table,
+        "",
+    )
+
+
 def _evaluate(
     run: Callable[[Reporter], Envelope],
     as_object: bool,
@@ -219,6 +249,21 @@ def kl_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['kl_p99']:.4f}",
             f"{row['top1_agreement']:.2%}",
             f"x {row['perplexity_ratio']:.4f}",
+        )
+    return shown
+
+
+def importance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What was seen."""
+    shown = _columns("file", "tokens", "experts", "never met", "tokens of an expert")
+    for row in rows:
+        median = f"{row['median_tokens_of_an_expert']:,.0f}"
+        shown.add_row(
+            row["file"],
+            f"{row['tokens']:,}",
+            f"{row['experts']:,}",
+            f"{row['experts_unseen']:,}",
+            f"{row['fewest_tokens_of_an_expert']:,} at least, {median} in the middle",
         )
     return shown
 

@@ -132,11 +132,13 @@ class ReferenceKernels(
                 raise SlotFailed(slot)
             rows, rank = np.nonzero(routing.ids == expert)
             gate, up, down = (
-                _part(table, slot, i, part)
+                expert_part(table, slot, i, part)
                 for i, part in enumerate((layer.gate_proj, layer.up_proj, layer.down_proj))
             )
             hidden = routing.hidden[rows]
-            biases = [_bias(table, slot, i, n) for i, n in enumerate(map(len, (gate, up, down)))]
+            biases = [
+                expert_bias(table, slot, i, n) for i, n in enumerate(map(len, (gate, up, down)))
+            ]
             mixed = swiglu(hidden @ gate.T + biases[0], hidden @ up.T + biases[1], layer.swiglu)
             y[rows] += routing.weights[rows, rank, None] * (mixed @ down.T + biases[2])
 
@@ -196,15 +198,16 @@ def _decoded(matrix: Matrix) -> Floats:
     return matrix.format.decode(matrix.data, (matrix.rows, matrix.columns))
 
 
-def _bias(table: Slots, slot: int, index: int, size: int) -> Floats:
+def expert_bias(table: Slots, slot: int, index: int, size: int) -> Floats:
+    """The bias `[N]` of part `index` in a slot; zeros where experts have none."""
     if table.biases is None:
         return np.zeros(size, np.float32)
     start = int(table.biases[slot, index])
     return table.arena[start : start + 4 * size].view(np.float32)
 
 
-def _part(table: Slots, slot: int, index: int, part: ExpertPart) -> Floats:
-    """Gather the panels of one part, which may alternate with another's, and decode them."""
+def expert_part(table: Slots, slot: int, index: int, part: ExpertPart) -> Floats:
+    """The weights `[N, K]` of part `index` in a slot; its panels may alternate with another's."""
     start, panel = int(table.parts[slot, index]), part.format.panel_nbytes(part.columns)
     size = part.format.resident_nbytes((part.rows, part.columns))
     panels = -(-size // panel)

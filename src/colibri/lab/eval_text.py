@@ -73,11 +73,13 @@ class Cut:
         context: tokens of a window; None takes what the context holds, at most 2,048.
         stride: tokens between the starts of two windows; None takes half a window.
         tokens: of the text that are read; None reads all.
+        apart: whether windows do not overlap where no stride is given, but for what is needed.
     """
 
     context: int | None = None
     stride: int | None = None
     tokens: int | None = None
+    apart: bool = False
 
 
 def read_passage(path: Path, prepared: Prepared, cut: Cut) -> Passage:
@@ -134,8 +136,9 @@ def _sizes(cut: Cut, held: int, start: int) -> tuple[int, int]:
             "or raise context_length"
         )
     text = context - start
-    stride = max(1, text // 2) if cut.stride is None else cut.stride
     widest = text if start else text - 1  # the first token of a window has something before it
+    usual = widest if cut.apart else text // 2
+    stride = max(1, usual) if cut.stride is None else cut.stride
     if text < 2 or not 1 <= stride <= widest:
         raise RequestError(
             f"windows of {context} tokens, {stride} apart, do not cover a text: give a window of "
