@@ -12,7 +12,7 @@
 
 /* The most that any step within the limits takes: the steps' own bookkeeping, run without memory. */
 static int64_t workspace_nbytes(const colibri_limits *l) {
-    const int all = 7; /* codes for every group size */
+    const int all = ALL_GROUPS; /* codes for every group size */
     const int64_t T = l->rows, D = l->hidden_size, W = l->attention_width, F = l->intermediate_size, E = l->num_experts;
     const int64_t widest = D > F ? (D > W ? D : W) : (F > W ? F : W);
     bump b[6] = {{0}};

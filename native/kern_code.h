@@ -12,6 +12,7 @@ typedef struct {
     int32_t *sums;  /* [rows, padded K / group] sum of the codes, for weights whose codes are kept with an offset */
     int64_t groups; /* padded K / group */
     int wide;       /* two bytes */
+    int32_t *halves; /* [rows, padded K / 16] sums of the codes of half a group of 32, for weights in groups of 16; else NULL */
 } coded;
 
 /* Sixteen 32-bit integers: the bits of magnitudes, whose order is the order of magnitudes, or rounded floats. */
@@ -102,8 +103,8 @@ INLINE void vc16_store_pairs(uint8_t *p, vc16 a) {
 #endif
 
 /* Codes x [group]: q = rint(x * (top / max)), scale = max / top. A group that is not finite gets a NaN for its scale and so
-   poisons its row; one below 1e-30 counts as zero. */
-INLINE void code_group(const float *x, int group, float top, int wide, uint8_t *codes, float *scale, int32_t *sum) {
+   poisons its row; one below 1e-30 counts as zero. `halves` of a group of 32, unless NULL, are summed too. */
+INLINE void code_group(const float *x, int group, float top, int wide, uint8_t *codes, float *scale, int32_t *sum, int32_t *halves) {
     vc16 most = vc16_zero(), total = vc16_zero();
     UNROLL for (int i = 0; i < group; i += 16) most = vc16_max(most, vc16_magnitudes(x + i));
     const int32_t bits = vc16_most(most);
@@ -111,6 +112,7 @@ INLINE void code_group(const float *x, int group, float top, int wide, uint8_t *
     const int finite = bits < 0x7f800000;
     if (!finite || !(max > 1e-30f)) {
         memset(codes, 0, (size_t)group * (wide ? 2 : 1));
+        if (halves) halves[0] = halves[1] = 0;
         *sum = 0, *scale = finite ? 0.0f : float_of(0x7fc00000);
         return;
     }
@@ -118,6 +120,7 @@ INLINE void code_group(const float *x, int group, float top, int wide, uint8_t *
     UNROLL for (int i = 0; i < group; i += 16) {
         const vc16 rounded = vc16_rounded(x + i, factor);
         total = vc16_add(total, rounded);
+        if (halves) halves[i / 16] = vc16_total(rounded);
         if (wide) vc16_store_pairs(codes + 2 * i, rounded);
         else vc16_store_bytes(codes + i, rounded);
     }
@@ -128,12 +131,13 @@ INLINE void code_group(const float *x, int group, float top, int wide, uint8_t *
 INLINE void code_one(const coded *c, int64_t row, const float *x, int64_t K, int group, int wide, float top, int64_t g) {
     const int64_t left = K - g * group, i = row * c->groups + g;
     uint8_t *codes = c->codes + i * group * (wide ? 2 : 1);
+    int32_t *halves = group == 32 && c->halves ? c->halves + 2 * i : NULL;
     if (left >= group) {
-        code_group(x + g * group, group, top, wide, codes, c->scales + i, c->sums + i);
+        code_group(x + g * group, group, top, wide, codes, c->scales + i, c->sums + i, halves);
     } else {
         float padded[128] = {0};
         memcpy(padded, x + g * group, (size_t)left * sizeof *x);
-        code_group(padded, group, top, wide, codes, c->scales + i, c->sums + i);
+        code_group(padded, group, top, wide, codes, c->scales + i, c->sums + i, halves);
     }
 }
 

@@ -15,6 +15,10 @@ static void embed_row(const colibri_matrix *m, int64_t row, float *out) {
         widen(m->format, panel + row % PANEL * K * item_size(m->format), K, out);
         return;
     }
+    if (is_blocks(m->format)) {
+        blocks_row(m->format, panel, row % PANEL, K, out);
+        return;
+    }
     const int kind = coded_kind(m->format);
     const int64_t group = coded_group(m->format), groups = (K + group - 1) / group;
     for (int64_t k = 0; k < K; k++) {

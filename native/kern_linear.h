@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "colibri.h"
-#include "kern_coded.h"
+#include "kern_blocks.h"
 #include "kern_fp8.h"
 #include "pool.h"
 
@@ -41,11 +41,14 @@ static float top_code(const colibri_context *ctx) {
     return ctx->activations == COLIBRI_INT16 ? 32767.0f : ctx->activations == COLIBRI_INT8 ? 127.0f : 0.0f;
 }
 
+enum { HALVES = 8 /* bit beside those of groups: sums of half groups of 32 */, ALL_GROUPS = 15 };
+
 /* Which codes the matrices need: bit i stands for groups of 32 << i. */
 static int groups_needed(const colibri_context *ctx, const colibri_matrix *const *matrices, int n) {
     int needed = 0;
     for (int i = 0; i < n; i++) {
-        if (ctx->activations != COLIBRI_FLOAT32 && is_coded(matrices[i]->format)) needed |= 1 << (matrices[i]->format & 15);
+        if (ctx->activations == COLIBRI_FLOAT32 || !is_coded(matrices[i]->format)) continue;
+        needed |= 1 << (matrices[i]->format & 15) | (has_halves(matrices[i]->format) ? HALVES : 0);
     }
     return needed;
 }
@@ -55,7 +58,8 @@ static input take_input(bump *b, const float *x, int64_t rows, int64_t width, fl
     for (int i = 0; i < 3; i++) {
         if (!(needed >> i & 1)) continue;
         const int64_t group = 32ll << i, groups = (width + group - 1) / group;
-        in.by_group[i] = (coded){take(b, rows * groups * group * 2), take(b, rows * groups * 4), take(b, rows * groups * 4), groups, top > 127.0f};
+        in.by_group[i] = (coded){take(b, rows * groups * group * 2), take(b, rows * groups * 4), take(b, rows * groups * 4), groups, top > 127.0f, NULL};
+        if (i == 0 && needed & HALVES) in.by_group[i].halves = take(b, rows * groups * 8);
     }
     return in;
 }
@@ -136,9 +140,9 @@ static void panel_times(const colibri_matrix *m, int64_t p, const input *in, con
     if (!is_coded(m->format)) {
         float_panel(m, p, in, tokens, n, out);
     } else if (in->top == 0.0f) {
-        for (int i = 0; i < n; i++) coded_panel_float(m->format, panel, in->x + tokens[i] * in->width, m->columns, out[i]);
+        for (int i = 0; i < n; i++) any_panel_float(m->format, panel, in->x + tokens[i] * in->width, m->columns, out[i]);
     } else {
-        coded_panel(m->format, panel, &in->by_group[m->format & 15], tokens, n, out);
+        any_panel(m->format, panel, &in->by_group[m->format & 15], tokens, n, out);
     }
     add_bias(m, p, n, out);
 }
@@ -152,7 +156,7 @@ static void panel_pair_times(const colibri_matrix *a, int64_t p, const colibri_m
         return;
     }
     const uint8_t *const panels[2] = {a->data + p * a->panel_stride, b->data + q * b->panel_stride};
-    coded_panel_pair(a->format, panels, &in->by_group[a->format & 15], tokens, n, out);
+    any_panel_pair(a->format, panels, &in->by_group[a->format & 15], tokens, n, out);
     add_bias(a, p, n, out[0]);
     add_bias(b, q, n, out[1]);
 }
@@ -232,6 +236,7 @@ static int64_t matrix_nbytes(const colibri_matrix *m) {
     if (panels == 0) return 0;
     if (is_fp8(m->format)) return fp8_nbytes(m->rows, K, fp8_block(m->format));
     if (!is_coded(m->format)) return (panels - 1) * m->panel_stride + (m->rows - (panels - 1) * PANEL) * K * item_size(m->format);
+    if (is_blocks(m->format)) return (panels - 1) * m->panel_stride + blocks_panel_nbytes(m->format, K);
     const int kind = coded_kind(m->format);
     const int64_t group = coded_group(m->format), groups = (K + group - 1) / group;
     return (panels - 1) * m->panel_stride + groups * PANEL * (scale_nbytes(kind) + group / (kind == INT8_CODE ? 1 : 2));

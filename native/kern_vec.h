@@ -277,7 +277,9 @@ INLINE float vf16_most(vf16 a) {
 #endif
 
 enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48,
-       BF16_SCALES = 64 /* added to the above */ }; /* Format.code */
+       BF16_SCALES = 64 /* added to the above */,
+       BLOCKS = 128 /* q4_k, q6_k and what block types without kernels become; activations are coded in groups of 32 */,
+       AFFINE_CODE = BLOCKS | 16, AFFINE_16_CODE = BLOCKS | 16 | 64, Q4K_CODE = BLOCKS | 32, Q6K_CODE = BLOCKS | 48 }; /* Format.code */
 
 INLINE int is_fp8(int format) { return (format & ~3) == FP8_CODE; }
 INLINE int item_size(int format) { return is_fp8(format) || format == INT8_ROWS_CODE ? 1 : format == F32_CODE ? 4 : 2; }

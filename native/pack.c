@@ -1,10 +1,11 @@
 /* Packing of abi_pack.cdef; the twin of formats/packing.py, bit for bit. */
 #include "colibri.h"
 #include "kern_math.h"
+#include "pack_blocks.h"
 
 #include <math.h>
 
-enum { ITEM_F32, ITEM_F16, ITEM_BF16, ITEM_E8M0, ITEM_E4M3, ITEM_NIBBLE }; /* kinds of items, as in formats/packing.py */
+enum { ITEM_F32, ITEM_F16, ITEM_BF16, ITEM_E8M0, ITEM_E4M3, ITEM_NIBBLE, ITEM_BLOCK = 64 }; /* kinds of items, as in formats/packing.py */
 enum { LANES = 8 /* rows of a panel */, MOST_GROUP = 128, TILE = 16 };
 
 /* Files promise no alignment, hence the types. */
@@ -305,6 +306,9 @@ int32_t colibri_pack(const colibri_packing *p, const uint8_t *const *pieces, uin
         return widen_items(p, from, out);
     case COLIBRI_PACK_PANELS:
         pack_panels(p, pieces, out);
+        return 0;
+    case COLIBRI_PACK_BLOCKS:
+        pack_blocks(p, p->items.kind - ITEM_BLOCK, from, out);
         return 0;
     default:
         return encode(p, pieces, out);

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.formats import BF16, F16, FORMATS, Bytes, Format, FP8Format, IntegerFormat, padded
+from colibri.formats.ggml import BLOCK_TYPES, BlockType
 from colibri.formats.microscaling import power_of_two
 from colibri.formats.packing import (
     ITEM_BF16,
+    ITEM_BLOCK,
     ITEM_E4M3,
     ITEM_E8M0,
     ITEM_F16,
@@ -20,6 +22,7 @@ from colibri.formats.packing import (
     item_nbytes,
 )
 from colibri.kernels import packing as native
+from tests.blocks import random_blocks
 from tests.examples import examples
 
 shapes = st.tuples(st.integers(1, 30), st.integers(1, 150))
@@ -224,6 +227,28 @@ def test_fp8_is_rounded_by_its_numbers(fmt: IntegerFormat, code: int | None) -> 
     if finite:
         wanted = fmt.pack(fmt.encode(source.decode(resident, shape)), shape)
         assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+@settings(max_examples=examples(15))
+@given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 7), st.booleans(), seeds)
+def test_blocks_become_panels(
+    kind: BlockType, rows: int, blocks: int, extra: int, apart: bool, seed: int
+) -> None:
+    """Rows between others, at any address, and panels that alternate with another matrix's."""
+    rng, shape = np.random.default_rng(seed), (rows, blocks * kind.block)
+    data = random_blocks(rng, kind, shape)
+    step = data.shape[1] + extra
+    piece = rng.integers(0, 256, extra + rows * step, np.uint8)
+    piece[extra:].reshape(rows, step)[:, : data.shape[1]] = data
+    where = Items(0, ITEM_BLOCK + kind.number, extra, step, kind.nbytes)
+    panel = kind.format.panel_nbytes(shape[1])
+    stride = 2 * panel if apart else panel
+    packing = Packing(PackKind.BLOCKS, 0, False, 0, *shape, where, panel_stride=stride)
+    found, finite = both(packing, [piece], packing.out_nbytes)
+    assert finite
+    panels = np.lib.stride_tricks.as_strided(found, (-(-rows // 8), panel), (stride, 1))
+    assert panels.tobytes() == kind.resident(data, shape).tobytes()
 
 
 def test_what_is_not_there_is_not_read() -> None:

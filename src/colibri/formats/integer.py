@@ -186,6 +186,9 @@ def _better(
     return np.where(better, scale, best), np.where(better, error, least)
 
 
+INT8_G32, INT4_G32 = IntegerFormat(8, 32, 16), IntegerFormat(4, 32, 32)
+
+
 def _sum(items: Floats) -> Floats:
     """Sums over the last axis, in the order of native/pack.c: eight, then a tree of them."""
     by_eight = items.reshape(*items.shape[:-1], -1, 8)

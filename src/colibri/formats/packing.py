@@ -29,6 +29,7 @@ from colibri.formats.base import (
 )
 from colibri.formats.float import BF16
 from colibri.formats.fp8 import E4M3
+from colibri.formats.ggml import BY_NUMBER, BlockType
 from colibri.formats.integer import IntegerFormat
 from colibri.formats.microscaling import power_of_two
 from colibri.formats.panels import interleave
@@ -38,6 +39,7 @@ ITEM_F32, ITEM_F16, ITEM_BF16, ITEM_E8M0, ITEM_E4M3 = (
     *(SCAN_F32, SCAN_F16, SCAN_BF16, SCAN_E8M0, SCAN_E4M3),
 )
 ITEM_NIBBLE = 5
+ITEM_BLOCK = 64  # and on: blocks of ggml's type of that number, each an item
 _DTYPES: dict[int, np.dtype[Any]] = {
     **{ITEM_F32: np.dtype("<f4"), ITEM_F16: np.dtype("<f2"), ITEM_BF16: np.dtype("<u2")},
     **{ITEM_E8M0: np.dtype("u1"), ITEM_E4M3: np.dtype("u1"), ITEM_NIBBLE: np.dtype("u1")},
@@ -48,6 +50,8 @@ INT4_ZERO = 0x88  # two codes that stand for 0; in mxfp4 it is 0x00
 
 def item_nbytes(kind: int) -> int:
     """Bytes of one item of a kind; a byte holds two nibbles."""
+    if kind >= ITEM_BLOCK:
+        return BY_NUMBER[kind - ITEM_BLOCK].nbytes
     return _DTYPES[kind].itemsize
 
 
@@ -58,6 +62,7 @@ class PackKind(IntEnum):
     FLOATS = 1  # items widened to float32, row by row, each for a block of the result
     PANELS = 2  # nibbles and their scales, eight rows together
     ENCODE = 3  # floats rounded to integer codes, eight rows together
+    BLOCKS = 4  # blocks of a GGUF file, eight rows together, in the resident format of their type
 
 
 class Items(NamedTuple):
@@ -127,6 +132,9 @@ class Packing(NamedTuple):
             return self.rows * self.columns * 4
         if self.kind == PackKind.MOVE:
             return self.rows * self.columns * item_nbytes(self.items.kind)
+        if self.kind == PackKind.BLOCKS:
+            panel = self._type.format.panel_nbytes(self.columns)
+            return (-(-self.rows // PANEL_ROWS) - 1) * self.panel_stride + panel
         exact = self.scales if self.kind == PackKind.PANELS else None
         scale_nbytes = 2 if exact is None else item_nbytes(exact.kind)
         group_nbytes = PANEL_ROWS * (scale_nbytes + self.group * self.bits // 8)
@@ -148,6 +156,8 @@ class Packing(NamedTuple):
                 (self.items, (self.rows, self.columns // 2)),
                 (self.scales, (self.rows, groups)),
             ]
+        elif self.kind == PackKind.BLOCKS:
+            read = [(self.items, (self.rows, self.columns // self._type.block))]
         else:
             read = [(self.items, (self.rows, self.columns))]
             if self.scales is not None:
@@ -176,6 +186,9 @@ class Packing(NamedTuple):
             case PackKind.PANELS:
                 self._interleave(pieces, out)
                 return True
+            case PackKind.BLOCKS:
+                self._interleave_blocks(pieces, out)
+                return True
         return self._encode(pieces, out)
 
     def _widen(self, pieces: Sequence[Bytes], out: Bytes) -> bool:
@@ -198,6 +211,20 @@ class Packing(NamedTuple):
         heads = by_group.reshape(panels, -1).view(np.uint8).reshape(panels, groups * 8 * width)
         chunks = interleave(codes, 4).reshape(panels, -1)
         self._put_panels(out, np.concatenate([heads, chunks], axis=1))
+
+    @property
+    def _type(self) -> BlockType:
+        return BY_NUMBER[self.items.kind - ITEM_BLOCK]
+
+    def _interleave_blocks(self, pieces: Sequence[Bytes], out: Bytes) -> None:
+        kind, items = self._type, self.items
+        rows = np.lib.stride_tricks.as_strided(
+            pieces[items.piece][items.start :],
+            (self.rows, kind.row_nbytes(self.columns)),
+            (items.row_step, 1),
+        )
+        packed = kind.resident(rows, (self.rows, self.columns))
+        self._put_panels(out, packed.reshape(-(-self.rows // PANEL_ROWS), -1))
 
     def _encode(self, pieces: Sequence[Bytes], out: Bytes) -> bool:
         weights = _floats(self.items, pieces, self.rows, self.columns)

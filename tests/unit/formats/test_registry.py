@@ -28,6 +28,10 @@ def test_names_and_codes() -> None:
         *(f"int{bits}-g{group}" for bits in (8, 4) for group in (32, 64, 128)),
         *(f"int4-g{group}-bf16" for group in (32, 64, 128)),
         "mxfp4",
+        "q4_k",
+        "q6_k",
+        "int8-g32-affine",
+        "int8-g16-affine",
     ]
     assert all(get_format(name) is fmt and repr(fmt) == name for name, fmt in FORMATS.items())
     assert len({fmt.code for fmt in FORMATS.values()}) == len(FORMATS)
@@ -37,7 +41,7 @@ def test_only_integers_are_coded() -> None:
     floats = [F32, F16, BF16, FP8_B128, FP8_B64, FP8_B32, FP8_B16]
     assert [fmt for fmt in FORMATS.values() if not fmt.is_coded] == floats
     groups = {name: fmt.group for name, fmt in FORMATS.items() if fmt.is_coded}
-    assert groups.pop("mxfp4") == 32
+    assert [groups.pop(name) for name in ("mxfp4", "q4_k", "q6_k")] == [32, 32, 16]
     assert all(int(name.split("-")[1][1:]) == group for name, group in groups.items())
 
 
