@@ -8,10 +8,13 @@ that no second copy of a matrix is ever held.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
 from colibri.checkpoint.storage import FLOAT_DTYPES, Storage, StoredMatrix
@@ -136,6 +139,16 @@ class FloatMatrix:
             for task in tasks:
                 task.result()
 
+    def encoders(self, fmt: IntegerFormat) -> Iterator[Callable[[], Bytes]]:
+        """The same strip by strip, in the order of the resident bytes; errors as for `encode`."""
+        for first, last in self._strips():
+            yield partial(self._encoded_strip, fmt, first, last)
+
+    def _encoded_strip(self, fmt: IntegerFormat, first: int, last: int) -> Bytes:
+        out = np.empty(fmt.resident_nbytes((last - first, self.shape[1])), np.uint8)
+        self._encode_rows(fmt, out, first, last, first)
+        return out
+
     def _strips(self) -> Iterator[tuple[int, int]]:
         """Rows `[first, last)` of whole panels and blocks of scales."""
         rows, unit = self.shape[0], math.lcm(PANEL_ROWS, self.storage.block[0])
@@ -143,7 +156,10 @@ class FloatMatrix:
         height = max(1, _STRIP_NBYTES // (unit * row)) * unit
         return ((first, min(first + height, rows)) for first in range(0, rows, height))
 
-    def _encode_rows(self, fmt: IntegerFormat, out: Bytes, first: int, last: int) -> None:
+    def _encode_rows(
+        self, fmt: IntegerFormat, out: Bytes, first: int, last: int, begin: int = 0
+    ) -> None:
+        """Write rows `[first, last)` where `out` begins with row `begin`."""
         storage, columns, block = self.storage, self.shape[1], self.storage.block[0]
         row, panel = storage.row_nbytes(columns), fmt.panel_nbytes(columns)
         shape = (last - first, columns)
@@ -156,7 +172,7 @@ class FloatMatrix:
             pieces.append(read_tensor(_part(self.scales, start, lines * line)))
             scales = storage.scale_items(1, 0, line)
         step = encoding(storage, shape, codes, scales, fmt, stride=panel)
-        if not pack(step, pieces, out[first // PANEL_ROWS * panel :]):
+        if not pack(step, pieces, out[(first - begin) // PANEL_ROWS * panel :]):
             raise NumericsError(
                 f"{self.codes.file}: tensor {shown(self.codes.name)}, rows {first} to {last - 1}:"
                 f" a weight is not finite or too large for {fmt.name}; fetch the file again, or"

@@ -72,11 +72,15 @@ class Container:
         }
 
     def expert_index(
-        self, requests: Sequence[ExpertLayer], coded: IntegerFormat | None = None
+        self,
+        requests: Sequence[ExpertLayer],
+        coded: IntegerFormat | None = None,
+        num_layers: int | None = None,
     ) -> ExpertIndex:
         """Index the experts that a model needs: one piece each, on whole pages, without slack.
 
-        Floats are rounded to `coded` as they land, where that is given.
+        Floats are rounded to `coded` as they land, where that is given. Layers from number
+        `num_layers` on are those of drafting heads, which need not be asked for.
 
         Raises:
             IncompleteModelError: a layer or some of its experts are not there.
@@ -86,7 +90,7 @@ class Container:
         for request in requests:
             self._check_request(request)
         left = sorted(self.manifest.layouts.keys() - {request.layer for request in requests})
-        if left:
+        if left and (num_layers is None or left[0] < num_layers):
             raise self._broken(f"experts of layer {left[0]}, which config.json knows as dense")
         experts = max((request.num_experts for request in requests), default=0)
         shape = (len(requests), experts, 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +15,44 @@ from colibri.checkpoint.experts import PAGE
 from colibri.checkpoint.safetensors_writer import Entry, encode_header
 from colibri.formats import Bytes
 
+_SYNC_BYTES = 64 << 20  # between two requests to write to the disk
 _OFFSET_DIGITS = 40  # what data_offsets may add to an entry that was measured on its own
 
 
 class PartFile:
-    """A file that gets its name when it is complete."""
+    """A file that gets its name when it is complete.
+
+    What is written goes to the disk while more is made: a thread asks for that now and then, so
+    that neither memory fills with it nor the end has to wait for all of it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._part = path.with_name(path.name + ".part")
-        self._out = self._part.open("wb")
+        self._out = self._part.open("wb", buffering=0)
+        self._unsynced, self._syncing = 0, ThreadPoolExecutor(1)
+        self._synced: Future[None] | None = None
 
     def discard(self) -> None:
         """Give the file up."""
+        self._syncing.shutdown()
         self._out.close()
         self._part.unlink(missing_ok=True)
 
+    def _put(self, data: Bytes) -> None:
+        """Write all of it, and let it go to the disk."""
+        view = memoryview(data.data).cast("B")
+        while view:
+            view = view[self._out.write(view) :]
+        self._unsynced += data.nbytes
+        if self._unsynced >= _SYNC_BYTES and (self._synced is None or self._synced.done()):
+            if self._synced is not None:
+                self._synced.result()
+            self._unsynced, self._synced = 0, self._syncing.submit(os.fdatasync, self._out.fileno())
+
     def _publish(self) -> None:
         """Flush to the disk, then rename."""
-        self._out.flush()
+        self._syncing.shutdown()
         os.fsync(self._out.fileno())
         self._out.close()
         self._part.rename(self.path)
@@ -45,7 +65,11 @@ class PlannedFile(PartFile):
         super().__init__(path)
         self._digest = hashlib.sha256()
         self._left = list(reversed(entries))
-        self._write(np.frombuffer(encode_header(entries, align=PAGE), np.uint8))
+        try:
+            self._write(np.frombuffer(encode_header(entries, align=PAGE), np.uint8))
+        except BaseException:
+            self.discard()
+            raise
 
     def add(self, data: Bytes) -> None:
         """Write the next tensor's contiguous bytes."""
@@ -63,7 +87,7 @@ class PlannedFile(PartFile):
         return FileRecord(nbytes, self._digest.hexdigest())
 
     def _write(self, data: Bytes) -> None:
-        self._out.write(data.data)
+        self._put(data)
         self._digest.update(data.data)
 
 
@@ -83,11 +107,14 @@ class GrowingFile(PartFile):
         fits &= self._header_nbytes + _header_nbytes(entry) <= self._room
         return fits or not self._entries
 
-    def add(self, entry: Entry, data: Bytes) -> None:
-        """Append a tensor's contiguous bytes."""
-        if data.nbytes != entry.nbytes:
-            raise ValueError(f"{entry.name} has {data.nbytes} bytes, not {entry.nbytes}")
-        self._out.write(data.data)
+    def add(self, entry: Entry, data: Iterable[Bytes]) -> None:
+        """Append a tensor's contiguous bytes, which come in pieces."""
+        written = 0
+        for piece in data:
+            self._put(piece)
+            written += piece.nbytes
+        if written != entry.nbytes:
+            raise ValueError(f"{entry.name} has {written} bytes, not {entry.nbytes}")
         self._entries.append(entry)
         self._nbytes += entry.nbytes
         self._header_nbytes += _header_nbytes(entry)
@@ -98,7 +125,7 @@ class GrowingFile(PartFile):
         if len(header) != self._room:
             raise ValueError(f"{self.path}: the header needs {len(header)} bytes")
         self._out.seek(0)
-        self._out.write(header)
+        self._put(np.frombuffer(header, np.uint8))
         self._publish()
         return FileRecord.of(self.path)
 

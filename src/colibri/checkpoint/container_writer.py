@@ -65,10 +65,14 @@ class LayerWriter:
 
     def add_resident(self, expert: int, *parts: Bytes) -> None:
         """Append an expert whose gate, up and down (then biases) are coded and packed already."""
+        record = self.layout.assemble(*parts, out=self._record)
+        self.add_record(expert, record, crc32c(record))
+
+    def add_record(self, expert: int, record: Bytes, checksum: int) -> None:
+        """Append an expert that is laid out already, with the CRC-32C of its record."""
         if expert != len(self.checksums):
             raise ValueError(f"expert {expert} follows {len(self.checksums) - 1}: not ascending")
-        record = self.layout.assemble(*parts, out=self._record)
-        self.checksums.append(crc32c(record))
+        self.checksums.append(checksum)
         self._file.add(record)
 
 
@@ -149,9 +153,15 @@ class ContainerWriter:
 
     def dense_resident(self, name: str, data: Bytes, fmt: Format, shape: Sequence[int]) -> None:
         """Append a tensor whose bytes are resident already: a coded matrix, or plain floats."""
+        self.dense_pieces(name, [np.ascontiguousarray(data)], data.nbytes, fmt, shape)
+
+    def dense_pieces(
+        self, name: str, data: Iterable[Bytes], nbytes: int, fmt: Format, shape: Sequence[int]
+    ) -> None:
+        """The same of bytes that come in pieces, `nbytes` in all."""
         if self.has_dense(name):
             raise ValueError(f"{name} was written before")
-        entry = _dense_entry(name, fmt, shape, data.nbytes)
+        entry = _dense_entry(name, fmt, shape, nbytes)
         if self._dense is not None and not self._dense.has_room(entry):
             self._close_dense()
         if self._dense is None:
@@ -160,7 +170,7 @@ class ContainerWriter:
                 header_room=_DENSE_HEADER_ROOM,
                 max_nbytes=_DENSE_FILE_BYTES,
             )
-        self._dense.add(entry, np.ascontiguousarray(data))
+        self._dense.add(entry, data)
         self._dense_info[name] = dense_json(fmt, shape)
 
     def finish(self, config: Mapping[str, Any], files: Iterable[Path] = ()) -> None:

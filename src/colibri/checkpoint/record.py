@@ -120,14 +120,25 @@ class RecordLayout:
         return record
 
     def split(self, record: Bytes) -> tuple[Bytes, ...]:
-        """What `assemble` joined, in copies of their own."""
+        """What `assemble` joined: views of what lies in one piece, copies of what does not."""
         sizes = [p.format.resident_nbytes((p.rows, p.columns)) for p in self.parts]
         sizes += [4 * part.rows for part in self.parts]
-        found = tuple(np.empty(size, np.uint8) for size in sizes[: self._count])
-        for index, one in enumerate(found):
-            for source, into in self._windows(record, index, one):
-                into[...] = source
+        return tuple(self._part(record, i, size) for i, size in enumerate(sizes[: self._count]))
+
+    def _part(self, record: Bytes, index: int, nbytes: int) -> Bytes:
+        if index < len(self.parts):
+            part, offset = self.parts[index], self.offsets[index]
+            if part.panel_stride == part.format.panel_nbytes(part.columns):
+                self._require_whole(record)
+                return record[offset : offset + nbytes]
+        found = np.empty(nbytes, np.uint8)
+        for source, into in self._windows(record, index, found):
+            into[...] = source
         return found
+
+    def _require_whole(self, record: Bytes) -> None:
+        if record.size != self.nbytes:
+            raise ValueError(f"a record of {record.size} bytes, should be of {self.nbytes}")
 
     @property
     def _count(self) -> int:

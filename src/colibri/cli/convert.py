@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from colibri.checkpoint.container_manifest import PROGRESS
+from colibri.checkpoint.conversion import Conversion, Part
 from colibri.checkpoint.convert import ConvertProgress, ConvertReport
+from colibri.checkpoint.convert import convert as write_container
+from colibri.checkpoint.pace import estimate_s
 from colibri.cli.options import JSON, with_environment
-from colibri.cli.progress import Reporter
+from colibri.cli.progress import Rate, Reporter
 from colibri.formats import FORMATS
 from colibri.llm.location import locate
-from colibri.models.convert import convert_model
+from colibri.models.convert import Formats, plan_conversion
 from colibri.units import format_bytes, format_seconds
 
 KEEP = "keep"
@@ -46,6 +50,19 @@ DENSE = Annotated[
     str,
     typer.Option("--dense", metavar="FORMAT", help=f"Of dense matrices and embedding: {_WORDS}"),
 ]
+HEAD = Annotated[
+    str | None,
+    typer.Option("--head", metavar="FORMAT", help="Of the output matrix; default: as --dense."),
+]
+MTP = Annotated[
+    str,
+    typer.Option(
+        "--mtp",
+        metavar="FORMAT",
+        help="Of heads that draft further tokens, where there are any; none leaves them aside.",
+    ),
+]
+PLAN = Annotated[bool, typer.Option("--plan", metavar="", help="Only print what it would do.")]
 
 
 @with_environment
@@ -56,6 +73,9 @@ def convert(
     experts: EXPERTS = "int4-g64",
     down: DOWN = None,
     dense: DENSE = KEEP,
+    head: HEAD = None,
+    mtp: MTP = "int8-g64",
+    plan: PLAN = False,
     as_object: JSON = False,
 ) -> None:
     """Rewrite a checkpoint so that one expert is one aligned read.
@@ -63,31 +83,83 @@ def convert(
     What is coded already is never rounded again. A run that was stopped goes on when the same
     command is run again.
     """
+    formats = Formats(*map(_chosen, (experts, down, dense, head, mtp)))
     with Reporter() as reporter:
         reporter(f"opening {source}", 0, 1)
-
-        def follow(progress: ConvertProgress) -> None:
-            reporter(f"opening {source}", 1, 1)
-            reporter(f"writing {destination}", progress.done_bytes, progress.total_bytes)
-
-        try:
-            report = convert_model(
-                locate(source),
-                destination,
-                experts=None if experts == KEEP else experts,
-                down=down,
-                dense=None if dense == KEEP else dense,
-                progress=follow,
-            )
-        except KeyboardInterrupt:
-            reporter.close()
-            if (destination / PROGRESS).exists():
-                print(stopped(destination), file=sys.stderr)
-            raise
+        conversion = plan_conversion(locate(source), formats)
+        reporter(f"opening {source}", 1, 1)
+        seconds = estimate_s(conversion)
+        reporter.close()
+        if plan and as_object:
+            print(json.dumps(plan_as_json(conversion, seconds)))
+        elif not as_object:
+            print(planned(conversion, seconds), file=sys.stdout if plan else sys.stderr)
+        if plan:
+            return
+        report = _run(conversion, destination, reporter)
     if as_object:
         print(json.dumps(as_json(report)))
     else:
         print(summary(report), file=sys.stderr)
+
+
+def _chosen(name: str | None) -> str | None:
+    return None if name == KEEP else name
+
+
+def _run(conversion: Conversion, destination: Path, reporter: Reporter) -> ConvertReport:
+    meter = Rate()
+
+    def follow(progress: ConvertProgress) -> None:
+        done, total = progress.done_bytes, progress.total_bytes
+        reporter(f"writing {destination}", done, total, meter.told(done, total))
+
+    try:
+        return write_container(conversion, destination, progress=follow)
+    except KeyboardInterrupt:
+        reporter.close()
+        if (destination / PROGRESS).exists():
+            print(stopped(destination), file=sys.stderr)
+        raise
+
+
+def planned(conversion: Conversion, seconds: float) -> str:
+    """A line for each part, with formats and sizes, and one for all of it."""
+    parts = conversion.parts()
+    rows = [
+        (part.name, f"{', '.join(part.source_formats)} to {', '.join(part.formats)}", *_sizes(part))
+        for part in parts
+    ]
+    before, after = sum(p.source_bytes for p in parts), sum(p.total_bytes for p in parts)
+    ratio = _change(before / max(after, 1))
+    total = f"{ratio}, about {format_seconds(seconds)}"
+    rows.append(("in all", total, format_bytes(before), format_bytes(after)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = [
+        f"{name:<{widths[0]}}  {formats:<{widths[1]}}  {old:>{widths[2]}} -> {new:>{widths[3]}}"
+        for name, formats, old, new in rows
+    ]
+    if after > before:
+        lines.append(
+            f"the container will be larger than its source by {format_bytes(after - before)}"
+        )
+    return "\n".join(lines)
+
+
+def _sizes(part: Part) -> tuple[str, str]:
+    return format_bytes(part.source_bytes), format_bytes(part.total_bytes)
+
+
+def plan_as_json(conversion: Conversion, seconds: float) -> dict[str, Any]:
+    """What `coli convert --plan --json` prints."""
+    return {
+        "source": str(conversion.checkpoint.directory),
+        "source_bytes": conversion.source_bytes,
+        "total_bytes": conversion.total_bytes,
+        "estimate_s": seconds,
+        "parts": [asdict(part) for part in conversion.parts()],
+        "left_aside": dict(conversion.left_aside),
+    }
 
 
 def stopped(destination: Path) -> str:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from colibri.settings import Settings
+from colibri.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # the first word to the user comes before anything is imported
     from rich.console import Console
@@ -17,6 +18,25 @@ if TYPE_CHECKING:  # the first word to the user comes before anything is importe
 
 _ERASE_LINE = "\r\x1b[K"
 _NOTED_EVERY_S = 30.0
+
+
+class Rate:
+    """How fast something goes since it was first told of, and how long it will take."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def told(self, done: int, total: int) -> str:
+        """Rate and time left; what was done at the first call took no time."""
+        now = self._clock()
+        if self._first is None:
+            self._first = (now, done)
+        began, before = self._first
+        if now <= began or done <= before:
+            return ""
+        rate = (done - before) / (now - began)
+        return f"{format_bytes(rate)}/s, {format_seconds((total - done) / rate)} left"
 
 
 class Reporter:

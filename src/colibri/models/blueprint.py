@@ -20,6 +20,7 @@ from colibri.nn.parameter import Parameter
 from colibri.nn.sublayer import Demand, Layer
 from colibri.nn.trunk import LM_HEAD, Trunk
 
+HEAD_STEM = "mtp.layers."  # of all tensors of drafting heads, as we name them
 _DRAFTING, _MOST_DRAFTING = (r"mtp\.", r"model\.mtp"), 16
 # Where one head stands alone, its own tensors are one level up.
 _SINGLE_HEAD = {
@@ -37,7 +38,7 @@ def layer_prefix(index: int) -> str:
 
 def head_prefix(number: int) -> str:
     """Where the tensors of a drafting head are named."""
-    return f"mtp.layers.{number}."
+    return f"{HEAD_STEM}{number}."
 
 
 class Place(NamedTuple):

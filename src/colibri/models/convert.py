@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from colibri.checkpoint.convert import ConvertProgress, ConvertReport, DenseParameter, convert
+from colibri.checkpoint.conversion import HEADS, Conversion, ExpertFormats
+from colibri.checkpoint.convert import ConvertProgress, ConvertReport, convert
 from colibri.checkpoint.index import Checkpoint
+from colibri.checkpoint.recode import DenseParameter
 from colibri.checkpoint.safetensors import TensorSpec
+from colibri.errors import CheckpointError, UnsupportedModelError
 from colibri.formats import Format, get_format
+from colibri.models.blueprint import HEAD_STEM
 from colibri.models.description import DenseTensor, Description, TableTensor
 from colibri.nn.parameter import ROUNDED
+from colibri.nn.trunk import LM_HEAD
+
+NO_HEADS = "none"
 
 _SHARD_BYTES = 256 << 20  # of a table
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Names of the formats that parts of a model get; None keeps theirs.
+
+    Attributes:
+        experts: of routed experts.
+        down: of their down_proj, where it should be another.
+        dense: of dense matrices and of the embedding. Norms, biases and routers always keep theirs.
+        head: of the output matrix, where it should be another than `dense`.
+        mtp: of experts and matrices of heads that draft further tokens, as far as those are floats
+            or fp8; `none` leaves heads aside.
+    """
+
+    experts: str | None = "int4-g64"
+    down: str | None = None
+    dense: str | None = None
+    head: str | None = None
+    mtp: str | None = "int8-g64"
+
+
+def plan_conversion(source: Path, formats: Formats) -> Conversion:
+    """What converting the checkpoint `source` would do; nothing is written.
+
+    Raises:
+        CheckpointError: `source` is broken or incomplete.
+        UnsupportedModelError: an unknown format, or one that would round coded weights again.
+    """
+    wanted = {field.name: _format(getattr(formats, field.name)) for field in fields(formats)}
+    checkpoint = Checkpoint.open(source)
+    description = _describe(checkpoint, formats.mtp != NO_HEADS)
+    blueprint = description.blueprint
+    first_head = len(blueprint.layers) if blueprint.heads else None
+    chosen = _Chosen(wanted["dense"], wanted["head"] or wanted["dense"], wanted["mtp"])
+    if wanted["head"] is not None and blueprint.trunk.tied:
+        raise UnsupportedModelError(
+            f"{source}: its output matrix is the embedding, which gets the format of `dense`: leave"
+            " `head` out"
+        )
+    parameters = [chosen.parameter(tensor) for tensor in description.dense]
+    for table in description.tables:
+        parameters += _shards(table)
+    return Conversion.of(
+        checkpoint,
+        description.experts,
+        parameters,
+        family=blueprint.family.model_type,
+        formats=ExpertFormats(
+            wanted["experts"],
+            wanted["down"],
+            _fitting(wanted["mtp"], description, first_head),
+            first_head,
+        ),
+        left_aside=description.left_aside,
+    )
 
 
 def convert_model(
@@ -23,6 +86,8 @@ def convert_model(
     experts: str | None = "int4-g64",
     down: str | None = None,
     dense: str | None = None,
+    head: str | None = None,
+    mtp: str | None = "int8-g64",
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> ConvertReport:
     """Write the checkpoint `source` to `destination` as a container.
@@ -30,10 +95,11 @@ def convert_model(
     Args:
         source: a checkpoint of a known family, Hugging Face's or a container.
         destination: empty, missing, or left by an interrupted run of the same conversion.
-        experts: format of routed experts; None keeps theirs.
-        down: format of their down_proj, where it should be another.
-        dense: format of dense matrices and of the embedding; None keeps theirs. Norms, biases and
-            routers always keep theirs.
+        experts: see `Formats`, as for those that follow.
+        down: see there.
+        dense: see there.
+        head: see there.
+        mtp: see there.
         progress: told after every expert.
 
     Raises:
@@ -41,25 +107,57 @@ def convert_model(
             its disk is too small.
         UnsupportedModelError: an unknown format, or one that would round coded weights again.
         NumericsError: a weight is not finite.
+        WriteError: the disk is full or fails.
     """
-    expert_format = None if experts is None else get_format(experts)
-    dense_format = None if dense is None else get_format(dense)
-    checkpoint = Checkpoint.open(source)
-    description = Description.of(checkpoint)
-    parameters = [_parameter(tensor, dense_format) for tensor in description.dense]
-    for table in description.tables:
-        parameters += _shards(table)
-    return convert(
-        checkpoint,
-        description.experts,
-        parameters,
-        destination,
-        family=description.blueprint.family.model_type,
-        left_aside=description.left_aside,
-        experts=expert_format,
-        down=None if down is None else get_format(down),
-        progress=progress,
+    conversion = plan_conversion(source, Formats(experts, down, dense, head, mtp))
+    return convert(conversion, destination, progress=progress)
+
+
+def _format(name: str | None) -> Format | None:
+    return None if name in (None, NO_HEADS) else get_format(str(name))
+
+
+def _describe(checkpoint: Checkpoint, with_heads: bool) -> Description:
+    """The checkpoint understood, with its drafting heads where it has any that are known."""
+    plain = Description.of(checkpoint)
+    if not with_heads or not plain.blueprint.family.mtp or HEADS not in plain.left_aside:
+        return plain
+    try:
+        return Description.of(checkpoint, mtp=True)
+    except CheckpointError as error:
+        raise type(error)(
+            f"drafting heads: {error}; set `mtp` to {NO_HEADS} to leave them"
+        ) from None
+
+
+def _fitting(mtp: Format | None, description: Description, first_head: int | None) -> Format | None:
+    """The format for experts of heads: None, which keeps theirs, where those are codes."""
+    heads = (
+        x for x in description.experts.layers if first_head is not None and x.layer >= first_head
     )
+    coded = any(part.format.is_coded for layer in heads for part in layer.parts)
+    return None if coded else mtp
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Formats of dense tensors."""
+
+    dense: Format | None
+    head: Format | None
+    mtp: Format | None
+
+    def parameter(self, tensor: DenseTensor) -> DenseParameter:
+        """The tensor, and what becomes of it."""
+        parameter, part, wanted = tensor.parameter, "dense", self.dense
+        if parameter.name.startswith(HEAD_STEM):
+            part, wanted = HEADS, None if tensor.stored.is_coded else self.mtp
+        elif parameter.name == LM_HEAD:
+            part, wanted = "head", self.head
+        fmt = wanted if wanted and parameter.kind in ROUNDED else tensor.stored
+        return DenseParameter(
+            parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt, tensor.matrix, part
+        )
 
 
 def _shards(table: TableTensor) -> list[DenseParameter]:
@@ -76,14 +174,6 @@ def _shards(table: TableTensor) -> list[DenseParameter]:
     if len(cut) == 1:
         names = [table.parameter.name]
     return [
-        DenseParameter(name, spec.shape, spec, stored, stored)
+        DenseParameter(name, spec.shape, spec, stored, stored, part="tables")
         for name, spec in zip(names, cut, strict=True)
     ]
-
-
-def _parameter(tensor: DenseTensor, dense: Format | None) -> DenseParameter:
-    parameter = tensor.parameter
-    fmt = dense if dense and parameter.kind in ROUNDED else tensor.stored
-    return DenseParameter(
-        parameter.name, parameter.shape, tensor.spec, tensor.stored, fmt, tensor.matrix
-    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from colibri.checkpoint.coding import NO_CODING, Coding, require_exact
 from colibri.checkpoint.config import normalize
+from colibri.checkpoint.conversion import HEADS
 from colibri.checkpoint.divide import divide
 from colibri.checkpoint.experts import ExpertIndex, index_experts
 from colibri.checkpoint.index import Checkpoint
@@ -31,7 +32,6 @@ from colibri.nn.parameter import ROUNDED, VECTORS, Parameter
 _ALIGNMENT = 64
 _ID_DTYPES = {name.upper(): fmt for name, fmt in ID_FORMATS.items()}
 _HEAD = re.compile(r"mtp\.layers\.(\d{1,4})\.")
-_CONTAINER_TENSORS = (r"experts\.\d+\.\d+", r"crc32c\.\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,11 @@ class Description:
         tables = tuple(_table(census, each) for each in parameters if each.kind == "table")
         requests = blueprint.expert_layers()
         if checkpoint.container is not None:
-            experts = checkpoint.container.expert_index(requests, coding.experts)
-            census.finish((*blueprint.ignored(), *_CONTAINER_TENSORS))
-            return cls(checkpoint, blueprint, dense, experts, (), coding, tables)
-        experts = index_experts(census, requests, quantization, coding.experts)
+            experts = checkpoint.container.expert_index(
+                requests, coding.experts, len(blueprint.layers)
+            )
+        else:
+            experts = index_experts(census, requests, quantization, coding.experts)
         ignored = census.finish(blueprint.ignored())
         return cls(checkpoint, blueprint, dense, experts, ignored, coding, tables)
 
@@ -162,7 +163,7 @@ class Description:
         if name.startswith(("mtp.", "model.mtp")) or (
             layer and int(layer[1]) >= len(self.blueprint.layers)
         ):
-            return "drafting heads"
+            return HEADS
         found = re.match(r"(model\.)?[^.]+", name)
         return found.group() if found else name
 
@@ -209,7 +210,7 @@ def _num_heads(checkpoint: Checkpoint, tensors: Iterable[str]) -> int:
     if not found:
         why = "layers behind the last, or tensors `mtp.*`"
         if checkpoint.container is not None:
-            why = "`coli convert` leaves them aside; the checkpoint it was made from may have some"
+            why = "the checkpoint it was made from may have some: convert that again"
         raise IncompleteModelError(
             f"{checkpoint.directory}: holds no heads that draft further tokens ({why}): leave "
             "`mtp` out"

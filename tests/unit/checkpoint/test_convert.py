@@ -4,21 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from colibri.checkpoint.container import open_container
-from colibri.checkpoint.convert import (
-    ConvertProgress,
-    ConvertReport,
-    DenseParameter,
-    convert,
-)
+from colibri.checkpoint.container_file import PartFile
+from colibri.checkpoint.conversion import Conversion, ExpertFormats
+from colibri.checkpoint.convert import ConvertProgress, ConvertReport, _Job, convert, in_order
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayer, index_experts
 from colibri.checkpoint.index import Checkpoint
+from colibri.checkpoint.recode import DenseParameter
 from colibri.checkpoint.rename import Census
 from colibri.checkpoint.safetensors import read_tensor
 from colibri.checkpoint.safetensors_writer import save_hf
@@ -27,6 +26,7 @@ from colibri.errors import (
     IncompleteModelError,
     NumericsError,
     UnsupportedModelError,
+    WriteError,
 )
 from colibri.formats import F32, FORMATS, Format, get_format
 
@@ -86,11 +86,14 @@ def run(
     embedding: Format = INT8,
     told: Told | None = None,
 ) -> ConvertReport:
+    return convert(plan(source, experts, embedding), destination, progress=told)
+
+
+def plan(source: Path, experts: Format | None = INT4, embedding: Format = INT8) -> Conversion:
     checkpoint = Checkpoint.open(source)
     index, dense = parts_of(checkpoint, embedding)
-    return convert(
-        checkpoint, index, dense, destination, family="any", experts=experts, progress=told
-    )
+    formats = ExpertFormats(experts)
+    return Conversion.of(checkpoint, index, dense, family="any", formats=formats)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -191,6 +194,121 @@ def test_a_killed_conversion_goes_on(source: Path, converted: Path, tmp_path: Pa
     assert contents(tmp_path / "to") == contents(converted)
 
 
+KILLED_ANYWHERE = """
+import os, random, signal, sys
+from pathlib import Path
+from colibri.checkpoint.container_file import PartFile
+from tests.unit.checkpoint.test_convert import run
+
+source, folder, total = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+put, left = PartFile._put, 0
+
+def killing(self, data):
+    global left
+    left -= data.nbytes
+    if left < 0:
+        put(self, data[: max(0, data.nbytes + left)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    put(self, data)
+
+for seed in range(20):
+    left = random.Random(seed).randrange(total)
+    if (child := os.fork()) == 0:
+        PartFile._put = killing
+        run(source, folder / str(seed))
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), seed
+    run(source, folder / str(seed))
+"""
+
+
+def test_killed_at_any_byte_and_resumed_gives_the_same_files(
+    source: Path, converted: Path, tmp_path: Path
+) -> None:
+    total = sum(path.stat().st_size for path in converted.glob("*.safetensors"))
+    command = [sys.executable, "-c", KILLED_ANYWHERE, str(source), str(tmp_path), str(total)]
+    root = Path(__file__).parents[3]
+    result = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for seed in range(20):
+        assert contents(tmp_path / str(seed)) == contents(converted), seed
+
+
+def test_a_source_that_changes_meanwhile_leaves_nothing_that_looks_complete(
+    tmp_path: Path,
+) -> None:
+    source = write_source(tmp_path / "from")
+
+    class Touching(Told):
+        def __call__(self, progress: ConvertProgress) -> None:
+            super().__call__(progress)
+            if len(self) == 2:
+                os.utime(sorted(source.glob("*.safetensors"))[-1], ns=(0, 0))
+
+    with pytest.raises(CheckpointError, match="its files changed while they were converted"):
+        run(source, tmp_path / "to", told=Touching())
+    with pytest.raises(IncompleteModelError):
+        Checkpoint.open(tmp_path / "to")
+
+
+@pytest.mark.parametrize("after", [0, 1000, 30000])
+def test_a_full_disk_is_named_and_can_be_gone_on_from(
+    after: int, source: Path, converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, put = after, PartFile._put
+
+    def filling(self: PartFile, data: np.ndarray) -> None:
+        nonlocal left
+        left -= data.nbytes
+        if left < 0:
+            raise OSError(28, "No space left on device", str(self.path))
+        put(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFile, "_put", filling)
+        with pytest.raises(WriteError, match="cannot be written: No space left on device"):
+            run(source, tmp_path / "to")
+    assert not list((tmp_path / "to").glob("*.part"))
+    with pytest.raises(IncompleteModelError):
+        Checkpoint.open(tmp_path / "to")
+    run(source, tmp_path / "to")
+    assert contents(tmp_path / "to") == contents(converted)
+
+
+def test_two_conversions_into_one_directory_are_kept_apart(source: Path, tmp_path: Path) -> None:
+    class Another(Told):
+        def __call__(self, progress: ConvertProgress) -> None:
+            if not self:
+                self.append(progress)
+                with pytest.raises(CheckpointError, match="another conversion is writing here"):
+                    run(source, tmp_path / "to")
+
+    told = Another()
+    run(source, tmp_path / "to", told=told)
+    assert told
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_keep_the_order(workers: int) -> None:
+    under_way: list[int] = []
+
+    def task(number: int) -> int:
+        under_way.append(number)
+        return number
+
+    results = in_order((partial(task, number) for number in range(20)), workers)
+    found = []
+    for result in results:
+        found.append(result)
+        assert len(under_way) - len(found) <= workers + 1
+    assert found == list(range(20))
+
+
+def test_memory_bounds_the_number_of_workers(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colibri.checkpoint.convert._MEMORY_BYTES", 1)
+    assert _Job(plan(source), "", None)._workers() == 1
+
+
 def test_a_changed_source_is_not_continued(tmp_path: Path) -> None:
     source = write_source(tmp_path / "from")
     with pytest.raises(KeyboardInterrupt):
@@ -220,9 +338,8 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
 
 def test_a_source_that_shrinks_is_named(tmp_path: Path) -> None:
     source = write_source(tmp_path / "from")
-    checkpoint = Checkpoint.open(source)
-    index, dense = parts_of(checkpoint, F32)
-    for path in index.files:
+    conversion = plan(source)
+    for path in conversion.files:
         os.truncate(path, 1000)
     with pytest.raises(IncompleteModelError, match="changed meanwhile"):
-        convert(checkpoint, index, dense, tmp_path / "to", family="any", experts=INT4)
+        convert(conversion, tmp_path / "to")

@@ -71,8 +71,12 @@ def test_a_family_converts_runs_and_verifies(family: Family, tmp_path: Path) -> 
 def test_it_says_what_it_does(tiny_source: Path, tmp_path: Path, spawn: Spawn) -> None:
     result = spawn("convert", str(tiny_source), str(tmp_path / "to"))
     assert (result.returncode, result.stdout) == (0, "")
-    first, last = result.stderr.splitlines()
+    first, *plan, writing, last = result.stderr.splitlines()
     assert first == f"opening {tiny_source} …"
+    assert writing == f"writing {tmp_path / 'to'} …"
+    assert [line.split("  ")[0] for line in plan] == ["experts", "dense", "head", "in all"]
+    assert "f32 to int4-g64" in plan[0]
+    assert "smaller, about" in plan[-1]
     assert last.startswith(f"{tmp_path / 'to'}: ")
     assert "smaller" in last
 
@@ -225,6 +229,7 @@ def test_codes_widen_to_f32(tiny_source: Path, tmp_path: Path) -> None:
     widened = coli("convert", first, second, "--experts", "f32")
     assert widened.exit_code == 0, widened.stderr
     assert " larger)" in widened.output
+    assert "the container will be larger than its source by" in widened.stderr
     assert coli("verify", second).exit_code == 0
     assert "f32" in json.loads(coli("info", second, "--json").stdout)["formats"]
 
@@ -282,9 +287,25 @@ def test_heads_that_are_not_there_are_refused_in_words(tiny_source: Path, tmp_pa
     assert coli("convert", tiny_source, made).exit_code == 0
     for model, why in (
         (tiny_source, "tensors `mtp.*`"),
-        (made, "`coli convert` leaves them aside"),
+        (made, "the checkpoint it was made from may have some"),
     ):
         result = coli("run", "--ids", "1", "--model", model, "--mtp", "true")
         assert result.exit_code == 3
         assert why in result.stderr
         assert result.stderr.rstrip().endswith("leave --mtp out")
+
+
+def test_a_plan_writes_nothing(tiny_source: Path, tmp_path: Path) -> None:
+    made = tmp_path / "to"
+    flags = ("--plan", "--head", "int8-g64", "--dense", "int4-g64")
+    shown = coli("convert", tiny_source, made, *flags)
+    assert shown.exit_code == 0, shown.stderr
+    assert not made.exists()
+    found = json.loads(coli("convert", tiny_source, made, *flags, "--json").stdout)
+    formats = {part["name"]: part["formats"] for part in found["parts"]}
+    assert formats["head"] == ["int8-g64"]
+    assert formats["dense"][0] == "int4-g64"
+    assert found["estimate_s"] > 0
+    report = json.loads(coli("convert", tiny_source, made, *flags[1:], "--json").stdout)
+    assert report["source_bytes"] == found["source_bytes"]
+    assert 0 < report["total_bytes"] - found["total_bytes"] < 1 << 20  # headers

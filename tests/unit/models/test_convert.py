@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from colibri import LLM
+from colibri.checkpoint.conversion import HEADS
 from colibri.checkpoint.index import Checkpoint
-from colibri.errors import NumericsError, UnsupportedModelError
+from colibri.errors import IncompleteModelError, NumericsError, UnsupportedModelError
+from colibri.models import glm4_moe, llama
 from colibri.models.blueprint import Blueprint
 from colibri.models.convert import convert_model
 from colibri.models.description import Description
 from colibri.models.family import Family
-from tests.tiny import PLAIN, each_family, each_sparse, write_tiny
+from colibri.nn.parameter import ROUNDED
+from tests.tiny import FAMILIES, PLAIN, each_family, each_sparse, num_heads, write_tiny
 
 
 @each_family
@@ -62,3 +65,52 @@ def test_an_unknown_format_is_refused_before_anything(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="did you mean 'int4-g64'"):
         convert_model(tmp_path / "from", tmp_path / "to", experts="int4-g6")
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("fmt", [None, "int8-g64"])
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if f.mtp], ids=lambda family: family.model_type
+)
+def test_drafting_heads_come_along(family: Family, fmt: str | None, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", family, heads=num_heads(family))
+    convert_model(source, tmp_path / "to", experts=fmt, mtp=fmt)
+    checkpoint = Checkpoint.open(tmp_path / "to")
+    description = Description.of(checkpoint, mtp=True)
+    assert len(description.blueprint.heads) == num_heads(family)
+    assert HEADS in Description.of(checkpoint).left_aside  # and the model opens without them
+    heads = [t for t in description.dense if t.parameter.name.startswith("mtp.layers.")]
+    rounded = {t.stored.name for t in heads if t.parameter.kind in ROUNDED}
+    assert rounded == {fmt or "f32"}
+    plain = Description.of(Checkpoint.open(source), mtp=True)
+    assert [x.layer for x in description.experts.layers] == [x.layer for x in plain.experts.layers]
+
+
+def test_drafting_heads_may_have_a_format_of_their_own_or_stay_behind(tmp_path: Path) -> None:
+    family = glm4_moe.FAMILY
+    source = write_tiny(tmp_path / "from", family, heads=2)
+    convert_model(source, tmp_path / "to", experts="int4-g64", mtp="int8-g64")
+    description = Description.of(Checkpoint.open(tmp_path / "to"), mtp=True)
+    first = len(description.blueprint.layers)
+    formats = {x.layer: x.parts[0].format.name for x in description.experts.layers}
+    assert {formats[layer] for layer in formats if layer < first} == {"int4-g64"}
+    assert {formats[layer] for layer in formats if layer >= first} == {"int8-g64"}
+    convert_model(source, tmp_path / "without", mtp="none")
+    with pytest.raises(IncompleteModelError, match="convert that again"):
+        Description.of(Checkpoint.open(tmp_path / "without"), mtp=True)
+
+
+def test_the_head_may_have_a_format_of_its_own(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", PLAIN)
+    convert_model(source, tmp_path / "to", dense="int4-g64", head="int8-g64")
+    formats = {
+        tensor.parameter.name: tensor.stored.name
+        for tensor in Description.of(Checkpoint.open(tmp_path / "to")).dense
+    }
+    assert formats["lm_head.weight"] == "int8-g64"
+    assert formats["model.embed_tokens.weight"] == "int4-g64"
+
+
+def test_a_tied_head_has_the_format_of_the_embedding(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", llama.FAMILY, tie_word_embeddings=True)
+    with pytest.raises(UnsupportedModelError, match="its output matrix is the embedding"):
+        convert_model(source, tmp_path / "to", head="int8-g64")

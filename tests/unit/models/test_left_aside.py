@@ -38,7 +38,7 @@ def test_what_is_not_used_is_counted_by_part(
 
 def test_conversion_says_that_drafting_heads_do_not_come_along(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "from", glm4_moe.FAMILY, heads=2)
-    report = convert_model(path, tmp_path / "to", experts=None)
+    report = convert_model(path, tmp_path / "to", experts=None, mtp="none")
     counts = {"drafting heads": len(Description.of(Checkpoint.open(path)).ignored)}
     assert report.left_aside == as_json(report)["left_aside"] == counts
     assert f"drafting heads ({counts['drafting heads']} tensors)" in summary(report)
