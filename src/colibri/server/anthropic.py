@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from colibri.server.prompts import Conversation, chat_prompt
 from colibri.server.replies import Delta, Ended, EndReason, Output, Replies, Totals
 from colibri.server.serving import Call
 from colibri.server.streams import SSE_TYPE, Stream, sse
-from colibri.text.dialects import Channel, Event, ToolCall
+from colibri.text.dialects import CallArguments, CallBegun, Channel, Event, TextDelta, object_of
 
 _KINDS = {
     400: "invalid_request_error",
@@ -168,24 +167,29 @@ class Writer:
                     self._end = output
                 case Totals():
                     usage = self._usage(output)
+        for block in blocks:
+            if block["type"] == "tool_use":
+                block["input"] = object_of(block["input"])
         return self._message(content=blocks, usage=usage, **self._stop(usage["output_tokens"]))
 
     def _add(self, blocks: list[dict[str, Any]], event: Event) -> None:
-        block, delta = self._block(event)
-        if isinstance(event, ToolCall):
-            blocks.append({**block, "input": json.loads(event.arguments)})
-            return
-        key = "text" if event.channel is Channel.CONTENT else "thinking"
-        if not blocks or blocks[-1]["type"] != block["type"]:
-            blocks.append(block)
-        blocks[-1][key] += delta[key]
+        if isinstance(event, CallBegun):
+            blocks.append({**self._tool_use(event), "input": ""})
+        elif isinstance(event, CallArguments):
+            blocks[-1]["input"] += event.text
+        else:
+            block, delta = self._block(event)
+            if not blocks or blocks[-1]["type"] != block["type"]:
+                blocks.append(block)
+            key = "text" if event.channel is Channel.CONTENT else "thinking"
+            blocks[-1][key] += delta[key]
 
-    def _block(self, event: Event) -> tuple[dict[str, Any], dict[str, Any]]:
-        """An empty block of an event's kind, and the delta that fills it."""
-        if isinstance(event, ToolCall):
-            id = event.id or new_call_id(self._model.dialect.short_ids).replace("call_", "toolu_")
-            block = {"type": "tool_use", "id": id, "name": event.name, "input": {}}
-            return block, {"type": "input_json_delta", "partial_json": event.arguments}
+    def _tool_use(self, event: CallBegun) -> dict[str, Any]:
+        id = event.id or new_call_id(self._model.dialect.short_ids).replace("call_", "toolu_")
+        return {"type": "tool_use", "id": id, "name": event.name, "input": {}}
+
+    def _block(self, event: TextDelta) -> tuple[dict[str, Any], dict[str, Any]]:
+        """An empty block of a text's kind, and the delta that fills it."""
         if event.channel is Channel.CONTENT:
             return {"type": "text", "text": ""}, {"type": "text_delta", "text": event.text}
         block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -231,23 +235,29 @@ class Writer:
         yield _event("message_stop")
 
     def _pieces(self, event: Event) -> list[bytes]:
+        if isinstance(event, CallBegun):
+            return self._open(self._tool_use(event))
+        if isinstance(event, CallArguments):
+            return [self._delta({"type": "input_json_delta", "partial_json": event.text})]
         block, delta = self._block(event)
-        pieces = []
-        if isinstance(event, ToolCall) or block["type"] != self._kind:
-            pieces += self._close()
-            self._index += 1
-            self._kind = block["type"]
-            pieces.append(_event("content_block_start", index=self._index, content_block=block))
-        pieces.append(_event("content_block_delta", index=self._index, delta=delta))
-        return pieces
+        pieces = self._open(block) if block["type"] != self._kind else []
+        return [*pieces, self._delta(delta)]
+
+    def _open(self, block: dict[str, Any]) -> list[bytes]:
+        pieces = self._close()
+        self._index += 1
+        self._kind = block["type"]
+        return [*pieces, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
 
     def _close(self) -> list[bytes]:
         if self._kind is None:
             return []
         pieces = []
         if self._kind == "thinking":
-            delta = {"type": "signature_delta", "signature": ""}
-            pieces.append(_event("content_block_delta", index=self._index, delta=delta))
+            pieces.append(self._delta({"type": "signature_delta", "signature": ""}))
         self._kind = None
         return [*pieces, _event("content_block_stop", index=self._index)]
 

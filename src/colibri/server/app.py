@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from colibri.server import anthropic, monitor, ollama, plain
+from colibri.server import anthropic, monitor, ollama, ollama_bodies, plain
 from colibri.server.endpoint import Endpoint, Envelope
 from colibri.server.guard import Guard
 from colibri.server.openai import chat, completions, envelope, models, responses
@@ -27,10 +27,10 @@ PATHS: tuple[Path, ...] = (
     Path(GET, "/v1/models/{name:path}", models.model),
     Path(POST, "/v1/messages", anthropic.messages, anthropic.MessagesBody),
     Path(POST, "/v1/messages/count_tokens", anthropic.count_tokens, anthropic.CountBody),
-    Path(POST, "/api/chat", ollama.chat, ollama.ChatBody),
-    Path(POST, "/api/generate", ollama.generate, ollama.GenerateBody),
+    Path(POST, "/api/chat", ollama.chat, ollama_bodies.ChatBody),
+    Path(POST, "/api/generate", ollama.generate, ollama_bodies.GenerateBody),
     Path(GET, "/api/tags", ollama.tags),
-    Path(POST, "/api/show", ollama.show, ollama.ShowBody),
+    Path(POST, "/api/show", ollama.show, ollama_bodies.ShowBody),
     Path(GET, "/api/version", ollama.version),
     Path(POST, "/completion", plain.completion, plain.CompletionBody),
     Path(POST, "/tokenize", plain.tokenize, plain.TokenizeBody),

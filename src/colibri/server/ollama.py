@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
-import msgspec
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 import colibri
-from colibri.server.bodies import Body, Open, only, stop_strings
+from colibri.server.bodies import only, stop_strings
+from colibri.server.ollama_bodies import Asked, ChatBody, GenerateBody, Options, ShowBody
 from colibri.server.openai.completions import constrained
-from colibri.server.openai.messages import Function, tool_of
-from colibri.server.problems import FieldError, Problem
+from colibri.server.openai.messages import tool_of
+from colibri.server.problems import Problem
 from colibri.server.prompts import Conversation, Prompt, chat_prompt, raw_prompt
 from colibri.server.replies import Delta, Ended, EndReason, Output, Replies, Totals
 from colibri.server.serving import Call
 from colibri.server.streams import LINES_TYPE, Stream, line
-from colibri.text.dialects import Channel, Event, TextDelta
+from colibri.text.dialects import CallArguments, CallBegun, Channel, Event, TextDelta, object_of
+from colibri.text.dialects.events import ToolCall
 
 _NS = 1_000_000_000
 
@@ -35,148 +36,12 @@ def failure(problem: Problem) -> bytes:
     return line(envelope(problem))
 
 
-class Options(Body):
-    """What the sampler is asked; what is not here is not supported."""
-
-    num_predict: int | None = None
-    num_ctx: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """By the names of `SamplingParams`; negative lengths are no bound."""
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty",
-                 "frequency_penalty")  # fmt: skip
-        length = self.num_predict
-        if length is not None and length < -2:
-            raise FieldError("options.num_predict", f"is {length}: at least -2")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "repetition_penalty": self.repeat_penalty,
-            "max_tokens": None if length is None or length < 0 else length,
-        }
-
-
-class Asked(Body):
-    """Fields of both endpoints."""
-
-    model: str
-    stream: bool | None = None
-    format: Literal["json", ""] | dict[str, Any] | None = None
-    options: Options | None = None
-    think: bool | str | None = None
-    keep_alive: str | float | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-
-    def check(self, call: Call) -> None:
-        """Refuse what is known and not supported."""
-        only("logprobs", self.logprobs, False)
-        only("top_logprobs", self.top_logprobs, 0)
-        only("keep_alive", self.keep_alive if self.keep_alive in (0, "0") else None)
-        wanted = self.options.num_ctx if self.options is not None else None
-        if wanted is not None and wanted > call.serving.context_length:
-            message = f"is {wanted}, the context holds {call.serving.context_length}"
-            raise FieldError("options.num_ctx", message)
-
-    def answer(self) -> dict[str, Any] | None:
-        """What the answer is held to."""
-        if not self.format:
-            return None
-        return {"json_object": True} if self.format == "json" else {"json_schema": self.format}
-
-    def thinking(self) -> dict[str, Any]:
-        """`think` in the terms of `Conversation`."""
-        if isinstance(self.think, str):
-            return {"effort": self.think}
-        return {"thinking": self.think}
-
-
-class OllamaFunction(Open):
-    """What an assistant called."""
-
-    name: str
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class OllamaCall(Open):
-    """A call in an assistant's message."""
-
-    function: OllamaFunction
-    id: str | None = None
-
-
-class OllamaMessage(Body):
-    """One message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    images: list[str] | None = None
-    tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-    def message(self, index: int) -> dict[str, Any]:
-        """As chat templates take it."""
-        only(f"messages[{index}].images", self.images, [])
-        made: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        if self.thinking:
-            made["reasoning_content"] = made["thinking"] = self.thinking
-        if self.tool_calls:
-            made["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{i}",
-                    "type": "function",
-                    "function": {"name": f.name, "arguments": f.arguments},
-                }
-                for i, call in enumerate(self.tool_calls)
-                for f in [call.function]
-            ]
-        made |= {} if self.tool_name is None else {"name": self.tool_name}
-        made |= {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
-        return made
-
-
-class OllamaTool(Open):
-    """A function on offer."""
-
-    function: Function
-    type: Literal["function"] = "function"
-
-
-class ChatBody(Asked, kw_only=True):
-    """The request of `/api/chat`."""
-
-    messages: list[OllamaMessage] = msgspec.field(default_factory=list)
-    tools: list[OllamaTool] | None = None
-
-
-class GenerateBody(Asked, kw_only=True):
-    """The request of `/api/generate`."""
-
-    prompt: str = ""
-    suffix: str | None = None
-    system: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
-    raw: bool | None = None
-    images: list[str] | None = None
-
-
 async def chat(call: Call) -> ASGIApp:
     """Answer a conversation."""
     body = call.read(ChatBody)
     body.check(call)
     call.serving.model.check_name(body.model)
-    writer = Writer(call, lambda event: {"message": {"role": "assistant", **_spelled(event)}})
+    writer = Writer(call, lambda piece: {"message": {"role": "assistant", **_spelled(piece)}})
     if not body.messages:
         return writer.loaded()
     tools = body.tools or []
@@ -231,18 +96,40 @@ async def _answer(call: Call, body: Asked, prompt: Prompt, writer: Writer) -> AS
     return Stream(writer.lines(replies), media_type=LINES_TYPE, failure=failure)
 
 
-def _spelled(event: Event | None) -> dict[str, Any]:
-    if event is None:
+Piece: TypeAlias = TextDelta | ToolCall | None
+
+
+def _pieces(outputs: Iterable[Event], held: list[ToolCall]) -> Iterator[Piece]:
+    """Texts, and calls when they have ended: this API tells them whole. `held` is the last call."""
+    for event in outputs:
+        if isinstance(event, CallArguments):
+            held[-1] = replace(held[-1], arguments=held[-1].arguments + event.text)
+            continue
+        yield from _ended(held)
+        if isinstance(event, CallBegun):
+            held.append(ToolCall(event.name, "", event.id))
+        else:
+            yield event
+
+
+def _ended(held: list[ToolCall]) -> list[ToolCall]:
+    """The call that has ended, if there is one."""
+    ended = list(held)
+    held.clear()
+    return ended
+
+
+def _spelled(piece: Piece) -> dict[str, Any]:
+    if piece is None:
         return {"content": ""}
-    if isinstance(event, TextDelta):
-        thinks = event.channel is Channel.REASONING
-        return {"content": "", "thinking": event.text} if thinks else {"content": event.text}
-    function = {"name": event.name, "arguments": json.loads(event.arguments)}
-    call = {"function": function}
-    return {"content": "", "tool_calls": [call if event.id is None else {"id": event.id, **call}]}
+    if isinstance(piece, TextDelta):
+        thinks = piece.channel is Channel.REASONING
+        return {"content": "", "thinking": piece.text} if thinks else {"content": piece.text}
+    call = {"function": {"name": piece.name, "arguments": object_of(piece.arguments)}}
+    return {"content": "", "tool_calls": [call if piece.id is None else {"id": piece.id, **call}]}
 
 
-def _generated(event: Event | None) -> dict[str, Any]:
+def _generated(event: Piece) -> dict[str, Any]:
     spelled = _spelled(event)
     thinking = {"thinking": spelled["thinking"]} if "thinking" in spelled else {}
     return {"response": spelled["content"], **thinking}
@@ -251,7 +138,7 @@ def _generated(event: Event | None) -> dict[str, Any]:
 class Writer:
     """Spells outputs as objects of one piece each."""
 
-    def __init__(self, call: Call, spell: Callable[[Event | None], dict[str, Any]]) -> None:
+    def __init__(self, call: Call, spell: Callable[[Piece], dict[str, Any]]) -> None:
         self._name = call.serving.model.name
         self._spell = spell
         self._end = Ended(0, EndReason.STOP)
@@ -267,27 +154,36 @@ class Writer:
 
     async def lines(self, replies: Replies) -> AsyncIterator[bytes]:
         """The answer as a stream."""
+        held: list[ToolCall] = []
         async for output in replies.outputs():
             match output:
                 case Delta():
-                    for event in output.events:
-                        yield line({**self._head(), **self._spell(event), "done": False})
+                    for piece in _pieces(output.events, held):
+                        yield self._line(piece)
                 case Ended():
                     self._end = output
+                    for call in _ended(held):
+                        yield self._line(call)
                 case Totals():
                     yield line({**self._head(), **self._spell(None), **self._done(output)})
+
+    def _line(self, piece: Piece) -> bytes:
+        return line({**self._head(), **self._spell(piece), "done": False})
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
         """The answer where it is not streamed: the same pieces, put together."""
         made = self._spell(None)
         end: dict[str, Any] = {}
+        held: list[ToolCall] = []
         for output in outputs:
             match output:
                 case Delta():
-                    for event in output.events:
-                        _join(made, self._spell(event))
+                    for piece in _pieces(output.events, held):
+                        _join(made, self._spell(piece))
                 case Ended():
                     self._end = output
+                    for call in _ended(held):
+                        _join(made, self._spell(call))
                 case Totals():
                     end = self._done(output)
         return {**self._head(), **made, **end}
@@ -346,14 +242,6 @@ def _details(call: Call) -> dict[str, Any]:
         "parameter_size": "",
         "quantization_level": "",
     }
-
-
-class ShowBody(Body):
-    """The request of `/api/show`."""
-
-    model: str | None = None
-    name: str | None = None
-    verbose: bool | None = None
 
 
 async def show(call: Call) -> ASGIApp:

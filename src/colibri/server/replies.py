@@ -13,7 +13,7 @@ from colibri.engine.request import FinishReason, GenerateRequest
 from colibri.engine.service import Reply
 from colibri.server.prompts import Prompt
 from colibri.text import Tokenizer
-from colibri.text.dialects import Event, ToolCall
+from colibri.text.dialects import CallBegun, Event
 from colibri.text.reply import ReplyReader
 
 
@@ -190,7 +190,7 @@ class Replies:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
 
     def _delta(self, index: int, choice: _Choice, events: list[Event], ids: list[int]) -> Delta:
-        choice.has_calls |= any(isinstance(event, ToolCall) for event in events)
+        choice.has_calls |= any(isinstance(event, CallBegun) for event in events)
         waiting, choice.waiting = tuple(choice.waiting), []
         return Delta(index, tuple(events), tuple(ids), waiting)
 

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from colibri.text.dialects import object_of
+
 TOOL = {
     "name": "weather",
     "description": "d",
@@ -84,7 +86,15 @@ def chat_body(prompt: str, tools: bool = False, **options: Any) -> dict[str, Any
 
 def _called(calls: Any) -> list[tuple[str, Any]]:
     functions = [call["function"] for call in calls or []]
-    return [(f["name"], json.loads(f["arguments"])) for f in functions]
+    return [(f["name"], _arguments(f["arguments"])) for f in functions]
+
+
+def _arguments(text: str) -> Any:
+    """What arguments say; their text where they are broken off."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def chat_whole(answer: Any) -> Answer:
@@ -100,15 +110,22 @@ def chat_whole(answer: Any) -> Answer:
 
 def chat_streamed(parts: list[Any]) -> Answer:
     answer = Answer()
+    calls: list[Any] = []
     for part in parts:
         for choice in part["choices"]:
             delta = choice["delta"]
             answer.content += delta.get("content") or ""
             answer.reasoning += delta.get("reasoning_content") or ""
-            answer.calls += _called(delta.get("tool_calls"))
+            for piece in delta.get("tool_calls") or ():
+                if piece["index"] == len(calls):
+                    assert piece["id"]
+                    calls.append(piece)
+                else:
+                    calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
             answer.reason = choice["finish_reason"] or answer.reason
         if part.get("usage"):
             answer.completion_tokens = part["usage"]["completion_tokens"]
+    answer.calls = _called(calls)
     return answer
 
 
@@ -186,7 +203,7 @@ def messages_streamed(parts: list[Any]) -> Answer:
             case "message_delta":
                 made |= {"stop_reason": part["delta"]["stop_reason"], "usage": part["usage"]}
     for block in blocks:
-        block["input"] = json.loads(block["json"]) if block["json"] else {}
+        block["input"] = object_of(block["json"])
     return messages_whole(made)
 
 
@@ -203,7 +220,7 @@ def responses_whole(answer: Any) -> Answer:
         made.content += text if item["type"] == "message" else ""
         made.reasoning += text if item["type"] == "reasoning" else ""
         if item["type"] == "function_call":
-            made.calls.append((item["name"], json.loads(item["arguments"])))
+            made.calls.append((item["name"], _arguments(item["arguments"])))
     if made.calls and made.reason == "stop":
         made.reason = "tool_calls"
     made.completion_tokens = answer["usage"]["output_tokens"]
@@ -213,11 +230,14 @@ def responses_whole(answer: Any) -> Answer:
 def responses_streamed(parts: list[Any]) -> Answer:
     """By the deltas; the last event must say the same."""
     made = responses_whole(parts[-1]["response"])
-    deltas = {"response.output_text.delta": "", "response.reasoning_text.delta": ""}
+    kinds = ["output_text", "reasoning_text", "function_call_arguments"]
+    deltas = {f"response.{kind}.delta": "" for kind in kinds}
     for part in parts:
         if part["type"] in deltas:
             deltas[part["type"]] += part["delta"]
-    assert list(deltas.values()) == [made.content, made.reasoning]
+    items = parts[-1]["response"]["output"]
+    arguments = "".join(item.get("arguments", "") for item in items)
+    assert list(deltas.values()) == [made.content, made.reasoning, arguments]
     assert [part["sequence_number"] for part in parts] == list(range(len(parts)))
     return made
 

@@ -1,6 +1,7 @@
 """What holds for every endpoint, streamed and not."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -44,6 +45,8 @@ REPLIES: list[Any] = [
     f'{CALL}<tool_call>{{"name": broken</tool_call>',
     '<tool_call>{"name": "weather", "arguments": {"a": [1e2, true, null, [1]]}}',
     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+    'so <tool_call>{"name": "weather", "arguments": {"city": "Os',
+    '<tool_call>{"name": "weather", "arguments": {"city": oops}}</tool_call>' + CALL,
 ]
 
 
@@ -70,6 +73,7 @@ def test_streamed_is_whole(
         (CALL.removesuffix("</tool_call>"), "", [("weather", {"city": "Oslo"})]),
         ("<tool_call>{no</tool_call>", "<tool_call>{no</tool_call>", []),
         ('<tool_call>{"name": "x"}</tool_call>', "", [("x", {})]),
+        (f"[{CALL}]", "[]", [("weather", {"city": "Oslo"})]),
     ],
 )
 def test_calls(
@@ -85,6 +89,25 @@ def test_calls(
     answer = endpoint.ask(http, "q", stream, tools=True)
     assert (answer.content, answer.calls) == (content, calls)
     assert answer.reason == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize("endpoint", list(chosen(has_tools=True)), ids=lambda e: e.path)
+def test_arguments_come_as_they_are_written(
+    server: Running, http: httpx.Client, endpoint: Endpoint
+) -> None:
+    server.service.replies = [CALL]
+    told = endpoint.post(http, "q", True, tools=True)
+    letters = re.findall(r'(?:arguments|partial_json|delta)":"(.)"', told.text)
+    whole = endpoint.path == "/api/chat"  # in this API calls come in one piece
+    assert (len(letters) > 10) != whole
+    broken_off = '{"city": "Oslo", "days'
+    server.service.replies = [
+        '<tool_call>{"name": "weather", "arguments": ' + broken_off + '": 1}}'
+    ]
+    length = len('x{"name": "weather", "arguments": ' + broken_off)
+    answer = endpoint.ask(http, "q", False, tools=True, max_tokens=length)
+    takes_text = endpoint.path in ("/v1/chat/completions", "/v1/responses")
+    assert answer.calls == [("weather", broken_off if takes_text else {"city": "Oslo"})]
 
 
 @each(has_stop=True)

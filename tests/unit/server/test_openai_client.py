@@ -43,7 +43,11 @@ def joined(stream: Any) -> tuple[str, str, list[Any], Any, Any]:
         for choice in chunk.choices:
             content += choice.delta.content or ""
             reasoning += getattr(choice.delta, "reasoning_content", "") or ""
-            calls += choice.delta.tool_calls or []
+            for piece in choice.delta.tool_calls or []:
+                if piece.index == len(calls):
+                    calls.append(piece)
+                else:
+                    calls[piece.index].function.arguments += piece.function.arguments
             reason = choice.finish_reason or reason
     return content, reasoning, calls, reason, usage
 

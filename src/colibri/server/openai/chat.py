@@ -27,7 +27,7 @@ from colibri.server.replies import Delta, Ended, Output, Prompted, Replies, Toke
 from colibri.server.serving import Call, totals_of
 from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, progress, sse
 from colibri.text import MAX_STOP_STRINGS
-from colibri.text.dialects import Channel, Event, TextDelta, ToolCall
+from colibri.text.dialects import CallArguments, CallBegun, Channel, Event, TextDelta
 
 
 class StreamOptions(Body):
@@ -179,10 +179,13 @@ class ChatWriter:
     def _add(self, reply: _Whole, delta: Delta) -> None:
         reply.logprobs += delta.logprobs
         for event in delta.events:
-            if isinstance(event, TextDelta):
-                reply.texts[event.channel] += event.text
-            else:
-                reply.calls.append(self._tool_call(event))
+            match event:
+                case TextDelta():
+                    reply.texts[event.channel] += event.text
+                case CallBegun():
+                    reply.calls.append(self._tool_call(event))
+                case CallArguments():
+                    reply.calls[-1]["function"]["arguments"] += event.text
 
     def _choice(self, index: int, reply: _Whole) -> dict[str, Any]:
         content, reasoning = reply.texts[Channel.CONTENT], reply.texts[Channel.REASONING]
@@ -227,18 +230,22 @@ class ChatWriter:
             yield self._chunk(delta.choice, {"content": ""}, logprobs)
 
     def _spelled(self, choice: int, event: Event) -> dict[str, Any]:
-        if isinstance(event, TextDelta):
-            name = "content" if event.channel is Channel.CONTENT else "reasoning_content"
-            return {name: event.text}
-        index = self._num_calls.get(choice, 0)
-        self._num_calls[choice] = index + 1
-        return {"tool_calls": [{"index": index, **self._tool_call(event)}]}
+        match event:
+            case TextDelta():
+                name = "content" if event.channel is Channel.CONTENT else "reasoning_content"
+                return {name: event.text}
+            case CallBegun():
+                self._num_calls[choice] = self._num_calls.get(choice, 0) + 1
+                piece = self._tool_call(event)
+            case CallArguments():
+                piece = {"function": {"arguments": event.text}}
+        return {"tool_calls": [{"index": self._num_calls[choice] - 1, **piece}]}
 
-    def _tool_call(self, call: ToolCall) -> dict[str, Any]:
+    def _tool_call(self, call: CallBegun) -> dict[str, Any]:
         return {
             "id": call.id or new_call_id(self._model.dialect.short_ids),
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "function": {"name": call.name, "arguments": ""},
         }
 
     def _chunk(

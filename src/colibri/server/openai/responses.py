@@ -23,7 +23,9 @@ from colibri.server.prompts import Conversation, chat_prompt
 from colibri.server.replies import Delta, Ended, EndReason, Output, Replies, Totals
 from colibri.server.serving import Call
 from colibri.server.streams import SSE_ALIVE, SSE_TYPE, Stream, sse
-from colibri.text.dialects import Channel, Event, ToolCall
+from colibri.text.dialects import CallArguments, CallBegun, Channel, Event
+
+_ARGUMENTS = "response.function_call_arguments"
 
 
 class Reasoning(Body):
@@ -224,9 +226,14 @@ class Writer:
                 yield f"response.{status}", {"response": self._response(status, output)}
 
     def _add(self, event: Event) -> Iterator[tuple[str, dict[str, Any]]]:
-        if isinstance(event, ToolCall):
+        if isinstance(event, CallBegun):
             yield from self._close()
-            yield from self._call(event)
+            yield self._open_call(event)
+            return
+        if isinstance(event, CallArguments):
+            item = self._items[-1]
+            item["arguments"] += event.text
+            yield f"{_ARGUMENTS}.delta", {**self._call_place(), "delta": event.text}
             return
         kind = "message" if event.channel is Channel.CONTENT else "reasoning"
         if not self._is_open or self._items[-1]["type"] != kind:
@@ -267,6 +274,9 @@ class Writer:
             return
         self._is_open = False
         item = self._items[-1]
+        if item["type"] == "function_call":
+            yield from self._close_call(item)
+            return
         part = item["content"][0]
         item["status"] = self._status()
         text = {"text": part["text"], **_no_logprobs(item["type"])}
@@ -277,22 +287,29 @@ class Writer:
             {"output_index": len(self._items) - 1, "item": dict(item)},
         )
 
-    def _call(self, call: ToolCall) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _open_call(self, call: CallBegun) -> tuple[str, dict[str, Any]]:
+        self._is_open = True
         item = {
             "type": "function_call",
             "id": new_id("fc_"),
             "call_id": call.id or new_call_id(self._model.dialect.short_ids),
             "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
         }
-        self._items.append({**item, "arguments": call.arguments, "status": "completed"})
-        index = len(self._items) - 1
-        place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield "response.output_item.added", {"output_index": index, "item": begun}
-        arguments = "response.function_call_arguments"
-        yield f"{arguments}.delta", {**place, "delta": call.arguments}
-        yield f"{arguments}.done", {**place, "name": call.name, "arguments": call.arguments}
-        yield "response.output_item.done", {"output_index": index, "item": self._items[-1]}
+        self._items.append(item)
+        place = {"output_index": len(self._items) - 1, "item": dict(item)}
+        return "response.output_item.added", place
+
+    def _call_place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _close_call(self, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        item["status"] = self._status()
+        told = {"name": item["name"], "arguments": item["arguments"]}
+        yield f"{_ARGUMENTS}.done", {**self._call_place(), **told}
+        place = {"output_index": len(self._items) - 1, "item": dict(item)}
+        yield "response.output_item.done", place
 
 
 def _text_kind(kind: str) -> str:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from colibri.text.dialects.dialect import ParseBody, Tools
+from colibri.text.dialects.dialect import CallBody, Tools
 from colibri.text.dialects.events import ToolCall
+from colibri.text.dialects.readers import (
+    ARGUMENTS,
+    IDS,
+    NAMES,
+    JsonReader,
+    NamedReader,
+    TaggedReader,
+)
 
-_NAMES = ("name", "tool_name", "function")
-_ARGUMENTS = ("arguments", "parameters")
-_IDS = ("id", "tool_call_id")
 
-
-def json_calls(body: str, tools: Tools) -> list[ToolCall] | None:
+def _json_calls(body: str, tools: Tools) -> list[ToolCall] | None:
     """`{"name": …, "arguments": {…}}`, a list of them, or several one after another.
 
     `tool_name`, `parameters` and an `id` are known too, and `{"the_name": {…}}`.
@@ -38,12 +42,12 @@ def _call_of(value: object) -> ToolCall | None:
         return None
     if isinstance(value.get("function"), dict):
         value = {**value["function"], "id": value.get("id")}
-    name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
+    name = next((value[key] for key in NAMES if isinstance(value.get(key), str)), None)
     if name is None and len(value) == 1:
         name, arguments = next(iter(value.items()))
     else:
-        arguments = next((value[key] for key in _ARGUMENTS if key in value), {})
-    written = next((value[key] for key in _IDS if isinstance(value.get(key), str)), None)
+        arguments = next((value[key] for key in ARGUMENTS if key in value), {})
+    written = next((value[key] for key in IDS if isinstance(value.get(key), str)), None)
     return None if not name else made_call(name, arguments, written)
 
 
@@ -57,31 +61,59 @@ def made_call(name: str, arguments: object, id: str | None = None) -> ToolCall |
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False), id)
 
 
-def named_json(pattern: str) -> ParseBody:
-    """One call: `pattern` finds groups `name`, `json` and perhaps `id` in the whole body."""
-    compiled = re.compile(pattern, re.DOTALL)
+JSON_BODY = CallBody(_json_calls, JsonReader)
+"""`{"name": …, "arguments": {…}}`, a list of them, or several one after another."""
+
+
+def named_json(head: str, tail: str = "") -> CallBody:
+    """One call: a name, spelled as `head` says, an object of arguments, and perhaps `tail`.
+
+    `head` is a pattern with a group `name`, and perhaps `id`.
+    """
+    whole = re.compile(rf"{head}(?P<json>.*?){tail}", re.DOTALL)
+    beginning = re.compile(rf"\s*{head}\s*(?=\{{)", re.DOTALL)
 
     def parse(body: str, tools: Tools) -> list[ToolCall] | None:
-        match = compiled.fullmatch(body.strip())
+        match = whole.fullmatch(body.strip())
         if match is None:
             return None
         groups = match.groupdict()
         call = made_call(groups["name"].strip(), groups["json"], groups.get("id"))
         return None if call is None else [call]
 
-    return parse
+    return CallBody(parse, lambda _tools: NamedReader(beginning))
 
 
-def tagged_arguments(call: str, argument: str) -> ParseBody:
+def json_for(name: str) -> CallBody:
+    """The arguments of a call of a function that is known."""
+
+    def parse(body: str, tools: Tools) -> list[ToolCall] | None:
+        call = made_call(name, body)
+        return None if call is None else [call]
+
+    beginning = re.compile(r"\s*(?=\{)")
+    return CallBody(parse, lambda _tools: NamedReader(beginning, name))
+
+
+def tagged_arguments(
+    call: str, argument: str, ends: Sequence[str], *, call_end: str | None = None, ahead: int = 1
+) -> CallBody:
     """Calls whose arguments stand each between tags of its own.
 
     Args:
-        call: pattern of one call, with groups `name` and `body`.
-        argument: pattern of one argument, with groups `key` and `value`, perhaps `type` (`string`
-            or another) or `string` (`true` or `false`). Without them the function's schema says
-            what is a string; what it does not say is JSON where it can be read as such.
+        call: pattern of what stands before the arguments, with a group `name`.
+        argument: pattern of what stands before a value, with a group `key`, perhaps `type`
+            (`string` or another) or `string` (`true` or `false`). Without them the function's
+            schema says what is a string; what it does not say is JSON where it can be read as such.
+        ends: what stands behind a value, the longest first.
+        call_end: what stands behind the arguments; by default they go on to the end.
+        ahead: see `TaggedReader`.
     """
-    calls, arguments = re.compile(call, re.DOTALL), re.compile(argument, re.DOTALL)
+    tail = "|".join(map(re.escape, ends))
+    closing = "" if call_end is None else re.escape(call_end)
+    body = r"(?P<body>.*)" if call_end is None else r"(?P<body>.*?)"
+    calls = re.compile(call + body + closing, re.DOTALL)
+    arguments = re.compile(rf"{argument}(?P<value>.*?)(?:{tail})", re.DOTALL)
 
     def parse(body: str, tools: Tools) -> list[ToolCall] | None:
         found: list[ToolCall] = []
@@ -97,7 +129,24 @@ def tagged_arguments(call: str, argument: str) -> ParseBody:
             found.append(ToolCall(name, json.dumps(values, ensure_ascii=False)))
         return found if found and not body[at:].strip() else None
 
-    return parse
+    def reader(tools: Tools) -> TaggedReader:
+        def argument_of(
+            name: str, groups: Mapping[str, Any]
+        ) -> tuple[str, bool, Callable[[str], Any]]:
+            key = groups["key"].strip()
+            schema, stated = _property(tools.get(name, {}), key), _stated_text(groups)
+            return key, is_text(schema, stated), lambda text: typed_value(text, schema, stated)
+
+        return TaggedReader(
+            re.compile(rf"\s*{call}", re.DOTALL),
+            re.compile(rf"\s*{argument}", re.DOTALL),
+            ends,
+            None if call_end is None else re.compile(rf"\s*{closing}"),
+            argument_of,
+            ahead,
+        )
+
+    return CallBody(parse, reader)
 
 
 def _argument_values(
@@ -129,13 +178,18 @@ def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def typed_value(text: str, schema: Mapping[str, Any], is_text: bool | None = None) -> Any:
+def is_text(schema: Mapping[str, Any], stated: bool | None = None) -> bool:
+    """Whether a value is text, as its spelling states or else its schema says."""
+    if stated is not None:
+        return stated
+    return schema.get("type") == "string" or any(
+        isinstance(value, str) for value in schema.get("enum", ())
+    )
+
+
+def typed_value(text: str, schema: Mapping[str, Any], stated: bool | None = None) -> Any:
     """The value that an argument's text stands for."""
-    if is_text is None:
-        is_text = schema.get("type") == "string" or any(
-            isinstance(value, str) for value in schema.get("enum", ())
-        )
-    values = None if is_text else _json_values(text)
+    values = None if is_text(schema, stated) else _json_values(text)
     if values is not None and len(values) == 1:
         return values[0]
     return text

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from colibri.errors import TextError
-from colibri.text.dialects.bodies import json_calls
+from colibri.text.dialects.bodies import JSON_BODY
 from colibri.text.dialects.catalog_json import JSON_DIALECTS, JSON_TAGS
 from colibri.text.dialects.catalog_tags import FUNCTION_TAGS, KEY_VALUE_TAGS, TAG_DIALECTS
-from colibri.text.dialects.dialect import CallSyntax, Dialect, Tools
+from colibri.text.dialects.dialect import CallBody, CallSyntax, Dialect, Tools
 from colibri.text.dialects.events import ToolCall
+from colibri.text.dialects.readers import ByFirstLetter, CallReader
+
+_TAGS = {"{": JSON_BODY, "[": JSON_BODY, "<": FUNCTION_TAGS.body}
+"""By their first letter, what models write between the commonest markers."""
 
 
-def _any_body(body: str, tools: Tools) -> list[ToolCall] | None:
-    """Whatever models write between the commonest markers."""
-    for parse in (json_calls, FUNCTION_TAGS.parse, KEY_VALUE_TAGS.parse):
-        calls = parse(body, tools)
-        if calls is not None:
-            return calls
-    return None
+def _body_of(letter: str) -> CallBody:
+    return _TAGS.get(letter, KEY_VALUE_TAGS.body)
+
+
+def _any_calls(body: str, tools: Tools) -> list[ToolCall] | None:
+    return _body_of(body.strip()[:1]).parse(body, tools)
+
+
+def _any_reader(tools: Tools) -> CallReader:
+    def choose(letter: str) -> CallReader:
+        make = _body_of(letter).reader
+        assert make is not None  # all of these are told as they come
+        return make(tools)
+
+    return ByFirstLetter(choose)
 
 
 GENERIC = Dialect(
@@ -27,7 +39,7 @@ GENERIC = Dialect(
         CallSyntax(
             opening=JSON_TAGS.opening,
             closings=JSON_TAGS.closings,
-            parse=_any_body,
+            body=CallBody(_any_calls, _any_reader),
             written=JSON_TAGS.written,
             quotes=True,
         ),

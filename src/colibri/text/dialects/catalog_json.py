@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from colibri.text.dialects.bodies import json_calls, named_json
+from colibri.text.dialects.bodies import JSON_BODY, named_json
 from colibri.text.dialects.bodies_other import python_calls
-from colibri.text.dialects.dialect import CallSyntax, Dialect, Header
+from colibri.text.dialects.dialect import CallBody, CallSyntax, Dialect, Header
 
 _BAR = "\uff5c"
 
 JSON_TAGS = CallSyntax(
     opening="<tool_call>",
     closings=("</tool_call>",),
-    parse=json_calls,
+    body=JSON_BODY,
     written='<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>',
     quotes=True,
 )
@@ -26,7 +26,7 @@ def _list_calls(opening: str, *closings: str, written: str | None = None) -> Cal
     return CallSyntax(
         opening=opening,
         closings=closings,
-        parse=json_calls,
+        body=JSON_BODY,
         written=written or spelled,
         quotes=True,
     )
@@ -34,7 +34,7 @@ def _list_calls(opening: str, *closings: str, written: str | None = None) -> Cal
 
 _BARE_JSON = CallSyntax(
     opening="{",
-    parse=json_calls,
+    body=JSON_BODY,
     written='{"name": "$name", "parameters": $json}',
     at_start=True,
     keeps_opening=True,
@@ -42,7 +42,7 @@ _BARE_JSON = CallSyntax(
 _BARE_FUNCTION = CallSyntax(
     opening="<function=",
     closings=("</function>",),
-    parse=named_json(r"<function=(?P<name>[^>\n]+)>(?P<json>.*)"),
+    body=named_json(r"<function=(?P<name>[^>\n]+)>"),
     written="<function=$name>$json</function>",
     quotes=True,
     keeps_opening=True,
@@ -70,9 +70,10 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening=f"<{_BAR}tool▁call▁begin{_BAR}>",
                 closings=(f"<{_BAR}tool▁call▁end{_BAR}>",),
-                parse=named_json(
+                body=named_json(
                     rf"(?:function<{_BAR}tool▁sep{_BAR}>)?(?P<name>[^\s<]+)"
-                    rf"(?:<{_BAR}tool▁sep{_BAR}>|\s*```json)\s*(?P<json>.*?)\s*(?:```)?"
+                    rf"(?:<{_BAR}tool▁sep{_BAR}>|\s*```json)\s*",
+                    r"\s*(?:```)?",
                 ),
                 written=f"<{_BAR}tool▁calls▁begin{_BAR}><{_BAR}tool▁call▁begin{_BAR}>$name"
                 f"<{_BAR}tool▁sep{_BAR}>$json<{_BAR}tool▁call▁end{_BAR}>"
@@ -89,9 +90,9 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="<|tool_call_begin|>",
                 closings=("<|tool_call_end|>",),
-                parse=named_json(
+                body=named_json(
                     r"(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*"
-                    r"<\|tool_call_argument_begin\|>(?P<json>.*)"
+                    r"<\|tool_call_argument_begin\|>"
                 ),
                 written="<|tool_calls_section_begin|><|tool_call_begin|>functions.$name:0"
                 "<|tool_call_argument_begin|>$json<|tool_call_end|><|tool_calls_section_end|>",
@@ -108,8 +109,8 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="[TOOL_CALLS]",
                 closings=("[/TOOL_CALLS]", "[TOOL_CALLS]"),
-                parse=named_json(
-                    r"(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\[]*))?(?:\[ARGS\])?(?P<json>\{.*)"
+                body=named_json(
+                    r"(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\[]*))?(?:\[ARGS\])?(?=\{)"
                 ),
                 written="[TOOL_CALLS]$name[ARGS]$json",
                 quotes=True,
@@ -128,7 +129,9 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
         signature=("<|tool_call_start|>",),
         calls=(
             CallSyntax(
-                opening="<|tool_call_start|>", closings=("<|tool_call_end|>",), parse=python_calls
+                opening="<|tool_call_start|>",
+                closings=("<|tool_call_end|>",),
+                body=CallBody(python_calls),
             ),
         ),
     ),
@@ -154,8 +157,8 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="<|tool_call:begin|>",
                 closings=("<|tool_call:end|>",),
-                parse=named_json(
-                    r"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>(?P<json>.*)"
+                body=named_json(
+                    r"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>"
                 ),
                 written="<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>$name"
                 "<|tool_call:args|>$json<|tool_call:end|>",
@@ -173,7 +176,7 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="Action:\n```json\n",
                 closings=("```",),
-                parse=json_calls,
+                body=JSON_BODY,
                 written='Action:\n```json\n[{"tool_name": "$name", "parameters": $json}]```',
                 quotes=True,
             ),

@@ -6,23 +6,24 @@ from functools import partial
 
 from colibri.text.dialects.bodies import tagged_arguments
 from colibri.text.dialects.bodies_other import braced_calls, nested_tags
-from colibri.text.dialects.dialect import CallSyntax, Dialect, Header
+from colibri.text.dialects.dialect import CallBody, CallSyntax, Dialect, Header
 
 _DSML = "\uff5cDSML\uff5c"
 _M3 = "]<]minimax[>["
 
-_FUNCTION = r"<function=(?P<name>[^>\n]+)>(?P<body>.*?)</function>"
-_PARAMETER = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-_function_tags = tagged_arguments(_FUNCTION, _PARAMETER)
-_INVOKE = r'<invoke name="(?P<name>[^"]*)">(?P<body>.*?)</invoke>'
-_NAMED = r'<parameter name="(?P<key>[^"]*)">\n?(?P<value>.*?)\n?</parameter>'
+_function_tags = tagged_arguments(
+    r"<function=(?P<name>[^>\n]+)>",
+    r"<parameter=(?P<key>[^>\n]+)>\n?",
+    ("\n</parameter>", "</parameter>"),
+    call_end="</function>",
+)
 
 
 def _function_calls(opening: str, closing: str) -> CallSyntax:
     return CallSyntax(
         opening=opening,
         closings=(closing,),
-        parse=_function_tags,
+        body=_function_tags,
         written=f"{opening}\n<function=$name>\n$arguments</function>\n{closing}",
         argument="<parameter=$key>\n$value\n</parameter>\n",
     )
@@ -35,9 +36,10 @@ def _key_value_calls(suffix: str = "", name_end: str = "") -> CallSyntax:
     return CallSyntax(
         opening=opening,
         closings=(closing,),
-        parse=tagged_arguments(
-            r"\s*(?P<name>[^\s<]+)\s*" + (f"(?:{name_end})?" if name_end else "") + r"(?P<body>.*)",
-            rf"<{key}>(?P<key>.*?)</{key}>\s*<{value}>(?P<value>.*?)</{value}>",
+        body=tagged_arguments(
+            r"\s*(?P<name>[^\s<]+)\s*" + (f"(?:{name_end})?" if name_end else ""),
+            rf"<{key}>(?P<key>.*?)</{key}>\s*<{value}>",
+            (f"</{value}>",),
         ),
         written=f"{opening}$name{name_end}\n$arguments{closing}",
         argument=f"<{key}>$key</{key}>\n<{value}>$value</{value}>\n",
@@ -49,10 +51,11 @@ def _dsml_calls(section: str) -> CallSyntax:
     return CallSyntax(
         opening=f"<{tag}{section}>",
         closings=(f"</{tag}{section}>",),
-        parse=tagged_arguments(
-            rf'<{tag}invoke name="(?P<name>[^"]*)">(?P<body>.*?)</{tag}invoke>',
-            rf'<{tag}parameter name="(?P<key>[^"]*)"(?: string="(?P<string>true|false)")?>'
-            rf"(?P<value>.*?)</{tag}parameter>",
+        body=tagged_arguments(
+            rf'<{tag}invoke name="(?P<name>[^"]*)">',
+            rf'<{tag}parameter name="(?P<key>[^"]*)"(?: string="(?P<string>true|false)")?>',
+            (f"</{tag}parameter>",),
+            call_end=f"</{tag}invoke>",
         ),
         written=f'<{tag}{section}>\n<{tag}invoke name="$name">\n$arguments</{tag}invoke>\n'
         f"</{tag}{section}>",
@@ -72,11 +75,11 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="<|open|>tools<|sep|>",
                 closings=("<|close|>tools<|sep|>",),
-                parse=tagged_arguments(
-                    r'<\|open\|>call tool="(?P<name>[^"]*)"[^<]*<\|sep\|>(?P<body>.*?)'
-                    r"<\|close\|>call<\|sep\|>",
-                    r'<\|open\|>argument key="(?P<key>[^"]*)"(?: type="(?P<type>[^"]*)")?<\|sep\|>'
-                    r"(?P<value>.*?)<\|close\|>argument<\|sep\|>",
+                body=tagged_arguments(
+                    r'<\|open\|>call tool="(?P<name>[^"]*)"[^<]*<\|sep\|>',
+                    r'<\|open\|>argument key="(?P<key>[^"]*)"(?: type="(?P<type>[^"]*)")?<\|sep\|>',
+                    ("<|close|>argument<|sep|>",),
+                    call_end="<|close|>call<|sep|>",
                 ),
                 written='<|open|>tools<|sep|><|open|>call tool="$name" index="1"<|sep|>'
                 "$arguments<|close|>call<|sep|><|close|>tools<|sep|>",
@@ -99,7 +102,12 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="<minimax:tool_call>",
                 closings=("</minimax:tool_call>",),
-                parse=tagged_arguments(_INVOKE, _NAMED),
+                body=tagged_arguments(
+                    r'<invoke name="(?P<name>[^"]*)">',
+                    r'<parameter name="(?P<key>[^"]*)">\n?',
+                    ("\n</parameter>", "</parameter>"),
+                    call_end="</invoke>",
+                ),
                 written='<minimax:tool_call>\n<invoke name="$name">\n$arguments</invoke>\n'
                 "</minimax:tool_call>",
                 argument='<parameter name="$key">$value</parameter>\n',
@@ -114,7 +122,7 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening=f"{_M3}<tool_call>",
                 closings=(f"{_M3}</tool_call>",),
-                parse=partial(nested_tags, _M3),
+                body=CallBody(partial(nested_tags, _M3)),
                 written=f'{_M3}<tool_call>\n{_M3}<invoke name="$name">$arguments{_M3}</invoke>\n'
                 f"{_M3}</tool_call>",
                 argument=f"{_M3}<$key>$value{_M3}</$key>",
@@ -130,9 +138,11 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening="<atem:function_calls>",
                 closings=("</atem:function_calls>",),
-                parse=tagged_arguments(
-                    r'<atem:invoke name="(?P<name>[^"]*)">(?P<body>.*?)</atem:invoke>',
-                    r'<atem:parameter name="(?P<key>[^"]*)">(?P<value>.*?)</atem:parameter>',
+                body=tagged_arguments(
+                    r'<atem:invoke name="(?P<name>[^"]*)">',
+                    r'<atem:parameter name="(?P<key>[^"]*)">',
+                    ("</atem:parameter>",),
+                    call_end="</atem:invoke>",
                 ),
             ),
         ),
@@ -167,10 +177,11 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
             CallSyntax(
                 opening='<function name="',
                 closings=("</function>",),
-                parse=tagged_arguments(
-                    r'<function name="(?P<name>[^"]*)">(?P<body>.*)',
-                    r'<param name="(?P<key>[^"]*)">(?:<!\[CDATA\[)?'
-                    r"(?P<value>.*?)(?:\]\]>)?</param>",
+                body=tagged_arguments(
+                    r'<function name="(?P<name>[^"]*)">',
+                    r'<param name="(?P<key>[^"]*)">(?:<!\[CDATA\[)?',
+                    ("]]></param>", "</param>"),
+                    ahead=len("<![CDATA["),
                 ),
                 written='<function name="$name">$arguments</function>',
                 argument='<param name="$key">$value</param>',
@@ -184,7 +195,7 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
         reasoning=(("<|channel>thought\n", "<channel|>"),),
         calls=(
             CallSyntax(
-                opening="<|tool_call>", closings=("<tool_call|>",), parse=braced_calls, quotes=False
+                opening="<|tool_call>", closings=("<tool_call|>",), body=CallBody(braced_calls)
             ),
         ),
         dropped=("<|channel>final\n",),

@@ -9,12 +9,26 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from colibri.text.dialects.events import ToolCall
+from colibri.text.dialects.readers import CallReader
 
 Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the arguments of each function on offer, by its name."""
 
 ParseBody: TypeAlias = Callable[[str, Tools], list[ToolCall] | None]
 """Reads what stands between the markers of a call; None where it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBody:
+    """How what stands between the markers of a call is read.
+
+    Attributes:
+        parse: all of it.
+        reader: makes what reads it while it is being written; None where calls are told whole.
+    """
+
+    parse: ParseBody
+    reader: Callable[[Tools], CallReader] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +39,7 @@ class CallSyntax:
         opening: the marker before; it is part of the body where `keeps_opening`.
         closings: any of these ends it; without one, the end of the reply does. Where the opening
             is one of them, it begins the next call too.
-        parse: reads the body.
+        body: what stands between.
         written: how one call is spelled from marker to marker: `$name`, `$json` (all arguments)
             or `$arguments` (each as `argument` says). None where calls cannot be demanded.
         argument: how one argument is spelled, with `$key` and `$value`.
@@ -36,7 +50,7 @@ class CallSyntax:
 
     opening: str
     closings: tuple[str, ...] = ()
-    parse: ParseBody
+    body: CallBody
     written: str | None = None
     argument: str = ""
     quotes: bool = False

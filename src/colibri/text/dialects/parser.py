@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from colibri.text.dialects.bodies import made_call
+from colibri.text.dialects.bodies import json_for
 from colibri.text.dialects.dialect import CallSyntax, Dialect, Tools
-from colibri.text.dialects.events import Channel, Event, TextDelta, ToolCall
+from colibri.text.dialects.events import CallEvent, Channel, Event, TextDelta, ToolCall, told_whole
+from colibri.text.dialects.readers import CallReader, leftover, pending
 
 Action = Callable[["ReplyParser"], None]
 
@@ -18,8 +19,10 @@ class ReplyParser:
 
     Joined by channel, the events of every `push` and one `finish` are the same wherever the text
     was cut. Markers count only where they can mean something: reasoning opens before any content,
-    a closing that closes nothing is dropped there and is text elsewhere. A tool call is yielded
-    whole when it ends; what looks like one and is none stays content, as it was written.
+    a closing that closes nothing is dropped there and is text elsewhere. A tool call begins when
+    its name and the beginning of its arguments have been read, and arguments are yielded as they
+    come, or whole where the syntax says too late what they are. What looks like a call and has
+    neither stays content, as it was written.
 
     Line ends are left out at both ends of reasoning, before content that follows it, and around
     tool calls, where templates put their own.
@@ -88,7 +91,7 @@ class ReplyParser:
         actions = self._actions(mode)
         found = _first(self._text, actions)
         if found is None:
-            keep = _pending(self._text, actions)
+            keep = pending(self._text, tuple(actions))
             self._show(mode, self._text[: len(self._text) - keep])
             self._text = self._text[len(self._text) - keep :]
             return False
@@ -124,22 +127,38 @@ class ReplyParser:
     def _step_call(self, mode: _Call) -> bool:
         end = mode.syntax.end(self._text)
         if end is None:
+            self._read(mode, len(self._text) - pending(self._text, mode.syntax.closings))
             return False
         self._finish_call(mode, *end)
         return True
 
+    def _read(self, mode: _Call, end: int) -> None:
+        """Tell what is certain of a call, whose text goes to `end` as far as it is known."""
+        if mode.reader is None or end <= mode.num_read:
+            return
+        events = mode.reader.push(self._text[mode.num_read : end])
+        mode.num_read = end
+        if events:
+            self._content.cut()
+            self._emit(events)
+
     def _finish_call(self, mode: _Call, start: int, end: int) -> None:
+        self._read(mode, start)
         body = self._text[:start]
         if self._text[start:end] == mode.syntax.opening:  # it opens the next call
             end = start
         written, self._text = self._text[:end], self._text[end:]
         self._mode = _Content()
         calls = mode.parse(body, self._tools or {})
-        if calls is None:
-            self._emit(self._content.push(mode.opening + written))
-        else:
+        if mode.is_told:
+            self._emit(mode.finish())
+        if calls is not None:
             self._content.cut()
-            self._emit(calls)
+            self._emit(told_whole(calls[mode.num_calls :]))
+        elif mode.is_told:
+            self._emit(self._content.push(mode.leftover()))
+        else:
+            self._emit(self._content.push(mode.opening + written))
 
     def _step_header(self) -> bool:
         header = self._dialect.header
@@ -151,7 +170,7 @@ class ReplyParser:
         name = _recipient(words) if header.written else None
         if name is not None and self._tools is not None:
             self._content.cut()
-            self._mode = _Call(_body_call(header.ends, name), "")
+            self._mode = _Call(_body_call(header.ends, name), "", self._tools)
         elif header.reasoning in words:
             self._mode = _Reasoning(*header.ends)
         else:
@@ -162,6 +181,10 @@ class ReplyParser:
         """Deal with what is still open when the reply ends; whether there is more to read."""
         text, mode = self._text, self._mode
         if isinstance(mode, _Call):
+            self._read(mode, len(text))
+            if mode.is_told:
+                self._finish_call(mode, len(text), len(text))
+                return False
             calls = mode.parse(text, self._tools or {})
             end = mode.syntax.end(text, at_end=True)
             if calls is None and end is not None:
@@ -223,15 +246,43 @@ class _Reasoning:
         self.channel = _Channel(Channel.REASONING, strips=True)
 
 
-@dataclass
 class _Call:
-    """A tool call is being read."""
+    """A tool call is being read.
 
-    syntax: CallSyntax
-    opening: str
+    Attributes:
+        num_read: letters behind the opening that the reader has had.
+    """
+
+    def __init__(self, syntax: CallSyntax, opening: str, tools: Tools) -> None:
+        self.syntax, self.opening, self.num_read = syntax, opening, 0
+        self._kept = opening * syntax.keeps_opening
+        make = syntax.body.reader
+        self.reader: CallReader | None = None if make is None else make(tools)
+        if self.reader is not None:
+            self.reader.push(self._kept)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were told before they ended."""
+        return 0 if self.reader is None else self.reader.num_calls
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there are any."""
+        return self.num_calls > 0
 
     def parse(self, body: str, tools: Tools) -> list[ToolCall] | None:
-        return self.syntax.parse(self.opening * self.syntax.keeps_opening + body, tools)
+        """All calls."""
+        return self.syntax.body.parse(self._kept + body, tools)
+
+    def finish(self) -> list[CallEvent]:
+        """What was held back of the last call."""
+        return [] if self.reader is None else self.reader.finish()
+
+    def leftover(self) -> str:
+        """Text behind a call that is no part of it."""
+        rest = "" if self.reader is None else self.reader.rest
+        return leftover(rest[: len(rest) - pending(rest, self.syntax.closings)])
 
 
 @dataclass
@@ -250,16 +301,6 @@ def _first(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
         return None
     at, _, marker = min(found)
     return at, marker
-
-
-def _pending(text: str, markers: Iterable[str]) -> int:
-    """How much of the end of a text may be the beginning of a marker."""
-    known = tuple(markers)
-    longest = max(map(len, known), default=1)
-    for length in range(min(longest - 1, len(text)), 0, -1):
-        if any(marker.startswith(text[-length:]) for marker in known):
-            return length
-    return 0
 
 
 def _is_barred(marker: str) -> bool:
@@ -309,7 +350,7 @@ def _open(call: CallSyntax) -> Action:
         if call.at_start and not parser._content.is_blank:
             _as_text(parser, call.opening)
         else:
-            parser._mode = _Call(call, call.opening)
+            parser._mode = _Call(call, call.opening, parser._tools or {})
 
     return act
 
@@ -329,9 +370,4 @@ def _recipient(header: str) -> str | None:
 
 def _body_call(ends: tuple[str, ...], name: str) -> CallSyntax:
     """A message whose text is the arguments of a call."""
-
-    def parse(body: str, tools: Tools) -> list[ToolCall] | None:
-        call = made_call(name, body)
-        return None if call is None else [call]
-
-    return CallSyntax(opening="", closings=ends, parse=parse, quotes=True)
+    return CallSyntax(opening="", closings=ends, body=json_for(name), quotes=True)

@@ -2,17 +2,20 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 from colibri.text.dialects import (
     DIALECTS,
+    CallArguments,
+    CallBegun,
     Channel,
     Dialect,
     Event,
     ReplyParser,
     TextDelta,
-    ToolCall,
 )
+from colibri.text.dialects.events import ToolCall
 
 ARGUMENTS: dict[str, Any] = {"city": "Pàris 🦜", "days": 3}
 TOOLS = {
@@ -60,7 +63,13 @@ def joined(events: list[Event]) -> tuple[str, str, list[ToolCall]]:
         )
         for channel in Channel
     }
-    calls = [event for event in events if isinstance(event, ToolCall)]
+    calls: list[ToolCall] = []
+    for before, event in zip([None, *events], events, strict=False):
+        if isinstance(event, CallBegun):
+            calls.append(ToolCall(event.name, "", event.id))
+        elif isinstance(event, CallArguments):
+            assert isinstance(before, CallBegun | CallArguments)  # they follow one another
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + event.text)
     return texts[Channel.CONTENT], texts[Channel.REASONING], calls
 
 

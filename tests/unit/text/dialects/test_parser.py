@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri.text.dialects import DIALECTS, Dialect
+from colibri.text.dialects import DIALECTS, CallArguments, Dialect, ReplyParser, object_of
+from colibri.text.dialects.events import ToolCall
 from tests.examples import examples
 from tests.unit.text.dialects.replies import (
     ARGUMENTS,
@@ -27,6 +28,7 @@ def pieces_of(dialect: Dialect) -> list[str]:
     """Texts that mean something in a dialect, and some that mean nothing."""
     markers = sorted(dialect.markers)
     calls = [spelled_call(dialect, "weather", ARGUMENTS)] if dialect.written else []
+    calls += [call[:end] for call in calls for end in (len(call) // 2, len(call) - 3)]
     plain = ["word", " ", "\n", "🦜", "{", '"', "\\", "</", "<", "|", "weather", "1e2", "```"]
     return [*markers, *calls, *(m[:-1] for m in markers), *plain]
 
@@ -127,7 +129,7 @@ def test_json_bodies(body: str, arguments: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "body",
     ["", "{", "{}", '{"name": 1}', '{"name": "f", "arguments": [1]}', '{"name": "f"} x', "NaN",
-     '{"name": "f", "arguments": {"x": NaN}}', "[" * 5000, '{"name": "f", "arguments": "x"}'],
+     '{"arguments": {"x": NaN}, "name": "f"}', "[" * 5000, '{"name": "f", "arguments": "x"}'],
 )  # fmt: skip
 def test_what_is_no_call_is_text(body: str) -> None:
     text = f"so <tool_call>{body}</tool_call> and"
@@ -144,7 +146,55 @@ def test_a_good_call_after_a_broken_one() -> None:
 def test_a_call_that_nothing_closes() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": 1}}'
     assert parsed(named("json-tags"), list(text))[2][0].name == "f"
-    assert parsed(named("json-tags"), list(text[:-1])) == (text[:-1], "", [])
+    begins = text.index('{"x"')
+    assert parsed(named("json-tags"), list(text[:begins])) == (text[:begins], "", [])
+    for end in range(begins + 1, len(text)):
+        call = ToolCall("f", text[begins:end].removesuffix("}" * (end == len(text))))
+        assert parsed(named("json-tags"), list(text[:end])) == ("", "", [call])
+
+
+def test_arguments_that_are_broken_are_told_as_they_are() -> None:
+    tags = named("json-tags")
+    body = '{"name": "f", "arguments": {"x": NaN, oops}} really'
+    text = f"so <tool_call>{body}</tool_call> and"
+    call = ToolCall("f", '{"x": NaN, oops}')
+    assert parsed(tags, cut(text, 3)) == ("soreally and", "", [call])
+    unclosed = '{"x": "a}}</tool_call> b'
+    text = f'<tool_call>{{"name": "f", "arguments": {unclosed}'
+    assert parsed(tags, list(text)) == ("", "", [ToolCall("f", unclosed)])
+    tagged = "<tool_call><function=weather><parameter=city>a\nb</par"
+    call = ToolCall("weather", '{"city": "a\\nb</par')
+    assert parsed(named("function-tags"), list(tagged)) == ("", "", [call])
+    odd = "<tool_call><function=weather><parameter=city>a</parameter>odd</function></tool_call>"
+    call = ToolCall("weather", '{"city": "a"')
+    assert parsed(named("function-tags"), list(odd)) == ("odd</function>", "", [call])
+
+
+@each_calling
+def test_arguments_are_told_as_they_come(dialect: Dialect) -> None:
+    parser = ReplyParser(dialect, TOOLS)
+    told: list[str] = []
+    for letter in spelled_call(dialect, "weather", {"city": "x" * 50})[:-1]:
+        told += [e.text for e in parser.push(letter) if isinstance(e, CallArguments)]
+    # Nested tags and keyed lists say too late what belongs to what.
+    assert (len(told) > 40) == (dialect.name not in {"nested-tags", "keyed-list"})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": [1, {"b": "c,d"}], "e": "f"}', {"a": [1, {"b": "c,d"}], "e": "f"}),
+        ('{"a": [1, {"b": "c,d', {"a": [1, {}]}),
+        ('{"a": 1, "b": tru', {"a": 1}),
+        ('{"a": "x\\"}', {}),
+        ('{"a": 1, oops, "b": 2}', {"a": 1}),
+        ("", {}),
+        ("[1]", {}),
+        ("{" * 100_000, {}),
+    ],
+)
+def test_objects_as_far_as_they_go(text: str, found: dict[str, object]) -> None:
+    assert object_of(text) == found
 
 
 def test_text_around_calls() -> None:
