@@ -25,6 +25,7 @@ SUMMARIES = {
     "exist.",
     "sim": "Replay traces against eviction policies: learn on first halves, score on second "
     "halves.",
+    "doctor": "Examine this machine and a model: what works, what is slow, and what mends it.",
     "eval": "Measure what a model, or a setting, is worth.",
     "bench": "Measure, and print the ceilings beside it.",
     "mirror": "Keep copies of experts on other drives, so that more than one drive is read at "
@@ -112,6 +113,8 @@ def _imported(name: str) -> Any:
             from colibri.cli.verify import verify as found
         case "sim":
             from colibri.cli.sim import sim as found
+        case "doctor":
+            from colibri.cli.doctor import doctor as found
         case "eval":
             from colibri.cli.eval import app as found
         case "bench":

@@ -39,7 +39,7 @@ class Envelope:
     results: Sequence[Mapping[str, Any]]
     reasons: Sequence[str] = ()
     machine: Mapping[str, Any] = field(default_factory=machine_facts)
-    commit: str | None = field(default_factory=lambda: commit_of(_PACKAGE))
+    commit: str | None = field(default_factory=lambda: commit_of_package())
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -52,6 +52,11 @@ class Envelope:
             "results": [dict(result) for result in self.results],
         }
         return shown | ({"not_a_measurement": list(self.reasons)} if self.reasons else {})
+
+
+def commit_of_package() -> str | None:
+    """The commit of this package's checkout; None where it is installed."""
+    return commit_of(_PACKAGE)
 
 
 def commit_of(package: Path) -> str | None:

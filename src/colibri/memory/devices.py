@@ -51,6 +51,16 @@ def device_key(path: Path, piece_nbytes: int, root: Path = Path("/")) -> str:
     )
 
 
+def mount_of(path: Path, root: Path = Path("/")) -> tuple[str, str]:
+    """File system and source of the mount that a file lies on, `?` and nothing if unknown.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    device = path.stat().st_dev
+    return _mount(root, f"{os.major(device)}:{os.minor(device)}")
+
+
 def remembered(cache: Path | None, key: str) -> Reading | None:
     """What was measured earlier; None where nothing was, or what is there makes no sense."""
     if cache is None:
