@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from colibri import LLM
+from colibri.engine.client import EngineClient
 from colibri.engine.messages import Started, Tokens
 from colibri.engine.request import GenerateRequest, SamplingParams
 from colibri.engine.service import Health
 from colibri.kernels.library import unavailable_reason
 from colibri.llm.service import engine_service
+from colibri.models import deepseek_v3, deepseek_v4, qwen3_next
 from colibri.models.family import Family
 from colibri.models.registry import all_families
 from colibri.settings import Settings
@@ -53,36 +55,52 @@ def test_after_a_restart(model: Path, tmp_path: Path, kv: str) -> None:
         assert llm.generate(following, **request).metrics.reused_tokens == 0
 
 
-def test_after_a_kill(tmp_path: Path) -> None:
-    directory = write_tiny(tmp_path / "model", PLAIN)
+KINDS = [
+    PLAIN,
+    qwen3_next.FAMILY,  # a recurrent state
+    pytest.param(deepseek_v3.FAMILY, marks=pytest.mark.slow),  # latents
+    pytest.param(deepseek_v4.FAMILY, marks=pytest.mark.slow),  # windows, and sums in progress
+]
+
+
+@pytest.mark.parametrize("family", KINDS, ids=lambda family: family.model_type)
+def test_after_a_kill(tmp_path: Path, family: Family) -> None:
+    """In the middle of writing, and after."""
+    directory = write_tiny(tmp_path / "model", family)
     sessions = tmp_path / "sessions"
     settings = Settings(model=str(directory), session_dir=str(sessions), heat=False, threads=1)
+    with LLM.open(directory, heat=False) as llm:
+        first = llm.generate(IDS, **PARAMS.as_dict()).token_ids
+        following = [*IDS, *(first or ()), *MORE]
+        second = llm.generate(following, **PARAMS.as_dict()).token_ids
 
-    async def scenario() -> tuple[list[int], list[int], int]:
-        service = engine_service(settings)
+    async def ask(service: EngineClient, prompt: list[int]) -> tuple[list[int], int]:
+        request = GenerateRequest(prompt=tuple(prompt), params=PARAMS)
+        events = [event async for event in await service.submit(request)]
+        started = next(event for event in events if isinstance(event, Started))
+        tokens = [t for event in events if isinstance(event, Tokens) for t in event.token_ids]
+        return tokens, started.reused_tokens
 
-        async def ask(prompt: list[int]) -> tuple[list[int], int]:
-            request = GenerateRequest(prompt=tuple(prompt), params=PARAMS)
-            events = [event async for event in await service.submit(request)]
-            started = next(event for event in events if isinstance(event, Started))
-            tokens = [t for event in events if isinstance(event, Tokens) for t in event.token_ids]
-            return tokens, started.reused_tokens
-
-        ready = await service.start()
-        first, _ = await ask(IDS)
-        while (await service.metrics()).num_unsaved:
-            pass
-        os.kill(ready.pid, signal.SIGKILL)
+    async def kill(service: EngineClient) -> None:
+        assert service.ready is not None
+        os.kill(service.ready.pid, signal.SIGKILL)
         while service.health is Health.READY:
             await asyncio.sleep(0)
         while service.health is not Health.READY:
             await asyncio.sleep(0)
-        second, reused = await ask([*IDS, *first, *MORE])
-        await service.close()
-        return first, second, reused
 
-    first, second, reused = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert reused == len(IDS) + 5
-    with LLM.open(directory, heat=False) as llm:
-        assert llm.generate(IDS, **PARAMS.as_dict()).token_ids == first
-        assert llm.generate([*IDS, *first, *MORE], **PARAMS.as_dict()).token_ids == second
+    async def scenario() -> None:
+        service = engine_service(settings)
+        await service.start()
+        assert await ask(service, IDS) == (first, 0)
+        await kill(service)
+        again, _ = await ask(service, IDS)  # whatever of it was there
+        assert again == first
+        assert await ask(service, following) == (second, len(IDS) + 5)
+        while (await service.metrics()).num_unsaved:
+            pass
+        await kill(service)
+        assert await ask(service, following) == (second, len(following) - 1)
+        await service.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

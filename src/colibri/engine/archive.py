@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.engine.session import Session
+from colibri.formats import Bytes
 from colibri.kernels.api import KV_BLOCK
 from colibri.kv import Stored, StoredStates
 from colibri.kv.stored import BLOCK
@@ -19,11 +20,37 @@ from colibri.kv.stored import BLOCK
 Ids = NDArray[np.int32]
 
 
-class Archive:
-    """Saves what sessions hold, file by file, in a thread of its own.
+class Arrival:
+    """A beginning of some ids on its way from the disk into an empty session.
 
-    A session may go on meanwhile: what it held is still there. Once it forgets something, what is
-    left of it is not saved.
+    Attributes:
+        session: which nobody else uses before it is over; its blocks are being written.
+        stored: what is read.
+        ids: `[T]` that begin so.
+        broken: the file that was found to be.
+        is_whole: whether all of it was read.
+        is_over: whether reading has ended, in whatever way.
+        is_abandoned: whether nobody wants it any more.
+    """
+
+    def __init__(self, session: Session, stored: Stored, ids: Ids) -> None:
+        self.session, self.stored, self.ids = session, stored, ids
+        self.broken: Path | None = None
+        self.is_whole = self.is_over = self.is_abandoned = False
+
+    def abandon(self) -> None:
+        """Read no more: waits for the file that is being read, then empties the session."""
+        self.is_abandoned = True
+        with self.session.lock:
+            if not self.session.is_closed:
+                self.session.roll_back()
+
+
+class Archive:
+    """Saves what sessions hold and reads it back, file by file, in threads of its own.
+
+    A session may go on while it is saved: what it held is still there. Once it forgets something,
+    what is left of it is not saved. Neither thread keeps a session's lock for more than one file.
 
     Args:
         states: the files.
@@ -33,10 +60,12 @@ class Archive:
     def __init__(self, states: StoredStates, note: Callable[[str], None]) -> None:
         self._states, self._note = states, note
         self._jobs: SimpleQueue[tuple[Session, Ids, int] | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
         self._saving: Counter[Session] = Counter()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._threads: dict[str, threading.Thread] = {}
         self._works = True
+        self._closed = False
 
     @property
     def num_saving(self) -> int:
@@ -54,40 +83,78 @@ class Archive:
 
     def save(self, session: Session) -> None:
         """Write what it holds now, soon."""
-        if not self._works:
+        if not self._works or self._closed:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="colibri-archive", daemon=True)
-            self._thread.start()
+        self._start("colibri-archive", self._run)
         with self._changed:
             self._saving[session] += 1
         self._jobs.put((session, np.asarray(session.ids, np.int32), session.times_rewound))
 
     def find(self, ids: Ids) -> Stored | None:
         """The longest beginning of `ids [T]` that is on disk."""
-        return self._states.find(ids)
+        return None if self._closed else self._states.find(ids)
 
-    def load(self, stored: Stored, session: Session, ids: Ids) -> bool:
-        """Read into a session that has room for it and is empty; False where a file is broken.
+    def fetch(self, stored: Stored, session: Session, ids: Ids) -> Arrival:
+        """Begin to read into a session that has room for it and is empty; see `landed`."""
+        arrival = Arrival(session, stored, ids)
+        self._start("colibri-archive-reads", self._read)
+        self._arrivals.put(arrival)
+        return arrival
 
-        That file is removed, and the session is empty again.
+    def wait_for_any(self, arrivals: Sequence[Arrival], seconds: float) -> None:
+        """Until one of them is over, or so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(each.is_over for each in arrivals), seconds)
+
+    def landed(self, arrival: Arrival) -> bool:
+        """Whether the session now holds what was read; where a file was broken it is empty again.
+
+        That file was removed.
         """
-        broken = self._states.load(stored, session.state)
-        if broken is None:
-            session.commit(ids[: stored.length])
+        session, length = arrival.session, arrival.stored.length
+        if arrival.is_whole and not arrival.is_abandoned:
+            session.commit(arrival.ids[:length])
             return True
-        with session.lock:
-            session.roll_back()
-        self._note(f"{broken}: broken or cut short, and removed: its prompt is computed again")
+        arrival.abandon()
+        if arrival.broken is not None:
+            self._note(
+                f"{arrival.broken}: broken or cut short, and removed: its prompt is computed again"
+            )
         return False
 
     def close(self) -> None:
-        """Write what is left, then end the thread; closing twice is fine."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+        """Write what is left, read no more, and end the threads; closing twice is fine."""
+        self._closed = True
+        for queue in (self._jobs, self._arrivals):
+            queue.put(None)
+        while self._threads:
+            self._threads.popitem()[1].join()
         self._works = False
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        if name not in self._threads:
+            self._threads[name] = threading.Thread(target=run, name=name, daemon=True)
+            self._threads[name].start()
+
+    def _read(self) -> None:
+        while (arrival := self._arrivals.get()) is not None:
+            try:
+                self._fill(arrival)
+            finally:
+                with self._changed:
+                    arrival.is_over = True
+                    self._changed.notify_all()
+
+    def _fill(self, arrival: Arrival) -> None:
+        session, stored = arrival.session, arrival.stored
+        for index in range(stored.num_files):
+            with session.lock:
+                if self._closed or arrival.is_abandoned or session.is_closed:
+                    return
+                arrival.broken = self._states.load(stored, index, session.state)
+            if arrival.broken is not None:
+                return
+        arrival.is_whole = True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -110,19 +177,23 @@ class Archive:
             lengths = [n for n in session.state.cells() if n <= len(ids)] if holds() else []
         for end, path in self._states.missing(ids, lengths):
             with session.lock:
-                if not holds():
-                    return
-                self._write(session, ids[:end], path)
+                parts = self._copied(session, ids[:end], path) if holds() else None
+            if parts is None:
+                return
+            if parts:
+                start = (end - 1 if path.suffix == BLOCK else end) // KV_BLOCK * KV_BLOCK
+                self._states.write(path, ids[start:end], parts)
 
-    def _write(self, session: Session, ids: Ids, path: Path) -> None:
-        """A file that ends where `ids` do; none where the recurrent state has gone on since."""
+    def _copied(self, session: Session, ids: Ids, path: Path) -> list[Bytes]:
+        """What belongs in a file that ends where `ids` do; nothing where that is gone.
+
+        A recurrent state may have gone on since.
+        """
         state, whole = session.state, len(ids) // KV_BLOCK
         if path.suffix == BLOCK:
-            self._states.write(path, ids[-KV_BLOCK:], [state.block(whole - 1)])
-            return
+            return [state.block(whole - 1).copy()]
         cell = state.cells().get(len(ids))
         if cell is None and session.is_recurrent:
-            return
+            return []
         parts = [state.block(whole)] if len(ids) % KV_BLOCK else []
-        tail = ids[whole * KV_BLOCK :]
-        self._states.write(path, tail, parts if cell is None else [*parts, cell])
+        return [part.copy() for part in (parts if cell is None else [*parts, cell])]

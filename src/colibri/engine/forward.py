@@ -45,7 +45,7 @@ class SequenceState(Protocol):
     def reserve(self, length: int) -> None:
         """Borrow blocks for positions below `length`."""
 
-    def snapshot(self, length: int | None = None) -> None:
+    def snapshot(self, length: int | None = None, *, lasting: bool = False) -> None:
         """Remember the state as it is, or was at `length`, where it goes back to snapshots only."""
 
     def forget_snapshot(self) -> bool:

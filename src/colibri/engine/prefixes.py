@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.archive import Archive
+from colibri.engine.archive import Archive, Arrival
 from colibri.engine.session import Session
 from colibri.errors import BudgetError
 from colibri.kv import common_length
@@ -43,16 +43,7 @@ class Prefixes:
         An idle one that `ids` goes on from is handed out itself; otherwise the common beginning is
         shared, whole blocks of it without a copy.
         """
-        candidates = dict(self._idle) if idle else {}
-        candidates |= {s: np.asarray(s.ids, np.int32) for s in running}
-        donor, length = _longest(ids[:-1], candidates)
-        if idle and self._archive is not None:
-            session = self._open_session()
-            if self.read_back(session, ids, length):
-                return session
-            session.close()
-            if donor is not None and donor.is_closed:  # it made room, in vain
-                donor = None
+        donor, length = self._best(ids, running, idle)
         if donor is None:
             return self._open_session()
         kept = self._idle.pop(donor, None)
@@ -65,6 +56,19 @@ class Prefixes:
             return self._cut(donor, length)
         self._idle[donor] = kept
         return fork
+
+    def longest(
+        self, ids: NDArray[np.int32], running: Iterable[Session] = (), *, idle: bool = True
+    ) -> int:
+        """With how much of `ids [T]` the session begins that `borrow` would find."""
+        return self._best(ids, running, idle)[1]
+
+    def _best(
+        self, ids: NDArray[np.int32], running: Iterable[Session], idle: bool
+    ) -> tuple[Session | None, int]:
+        candidates = dict(self._idle) if idle else {}
+        candidates |= {s: np.asarray(s.ids, np.int32) for s in running}
+        return _longest(ids[:-1], candidates)
 
     def _fork(self, donor: Session, length: int) -> Session | None:
         """None where there is no room for the block that is not whole, or for a cell."""
@@ -93,18 +97,35 @@ class Prefixes:
 
     def write_down(self, session: Session) -> None:
         """Keep on disk what it holds, where anything is kept."""
-        if self._archive is not None and not session.is_closed:
+        if self._archive is not None and session.position and not session.is_closed:
             self._archive.save(session)
 
-    def read_back(self, session: Session, ids: NDArray[np.int32], length: int) -> bool:
-        """Fill a session from the disk where that holds more than `length` of `ids`, not all."""
+    def fetch(
+        self, ids: NDArray[np.int32], length: int, session: Session | None = None
+    ) -> Arrival | None:
+        """Begin to read from the disk, where that holds more than `length` of `ids`, not all.
+
+        Into `session`, which is emptied first, or a new one.
+        """
         archive = self._archive
-        while archive is not None and (stored := archive.find(ids[:-1])) is not None:
-            if stored.length <= length or not self._make_room(session, stored.length):
-                return False
-            if archive.load(stored, session, ids):
-                return True
-        return False
+        stored = None if archive is None else archive.find(ids[:-1])
+        if archive is None or stored is None or stored.length <= length:
+            return None
+        into = self._open_session() if session is None else session
+        if self._make_room(into, stored.length):
+            return archive.fetch(stored, into, ids)
+        if session is None:
+            into.close()
+        return None
+
+    def landed(self, arrival: Arrival) -> bool:
+        """Whether what was read is there; its session is empty where it is not."""
+        return self._archive is not None and self._archive.landed(arrival)
+
+    def wait_for_any(self, arrivals: Sequence[Arrival], seconds: float) -> None:
+        """Until one of them is over, or so long."""
+        if self._archive is not None:
+            self._archive.wait_for_any(arrivals, seconds)
 
     def _make_room(self, session: Session, length: int) -> bool:
         """Empty it, then give it blocks for so many positions."""

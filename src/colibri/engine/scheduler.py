@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.engine.archive import Archive
+from colibri.engine.archive import Archive, Arrival
 from colibri.engine.forecast import PassForecast
 from colibri.engine.forward import ForwardModel, StatePool
 from colibri.engine.limits import EngineLimits
@@ -25,6 +25,7 @@ from colibri.errors import BusyError, Cancelled
 
 Ids: TypeAlias = NDArray[np.int32]
 LEAST_CHUNK = 8  # prompt tokens of a pass, however long it takes
+_ARRIVAL_S = 0.05  # after which messages are looked at although a read is pending
 
 
 class Scheduler:
@@ -63,6 +64,7 @@ class Scheduler:
         self._sharing: set[Task] = set()  # whose traffic is counted since then
         self._waiting: deque[Choice] = deque()
         self._running: list[Choice] = []  # in order of admission
+        self._arriving: dict[Choice, Arrival] = {}  # whose state is being read from the disk
         self._in_pass: list[Choice] = []
         self._leaving: list[Choice] = []  # of the pass, since the model asked last
         self._forecast = PassForecast()
@@ -72,12 +74,13 @@ class Scheduler:
     @property
     def sessions(self) -> list[Session]:
         """Of the replies that are being computed."""
-        return [c.session for c in self._running if c.session is not None]
+        own = (*self._running, *self._arriving)
+        return [c.session for c in own if c.session is not None]
 
     @property
     def num_running(self) -> int:
-        """Replies that are being computed."""
-        return len(self._running)
+        """Replies that are being computed, or whose state is being read."""
+        return len(self._running) + len(self._arriving)
 
     @property
     def num_waiting(self) -> int:
@@ -87,7 +90,8 @@ class Scheduler:
     @property
     def tasks(self) -> list[Task]:
         """All that are not over."""
-        return list(dict.fromkeys(c.task for c in [*self._running, *self._waiting]))
+        every = (*self._running, *self._arriving, *self._waiting)
+        return list(dict.fromkeys(c.task for c in every))
 
     def submit(self, task: Task) -> None:
         """Queue a task.
@@ -128,11 +132,14 @@ class Scheduler:
     def step(self) -> bool:
         """Admit what may be, then run one pass; False where there is nothing to do."""
         self.poll()
+        self._land()
         self._admit()
         parts = self._with_room(self._compose())
         if parts:
             self._run(parts)
-        return bool(parts or self._waiting)
+        elif self._arriving:
+            self.prefixes.wait_for_any(tuple(self._arriving.values()), _ARRIVAL_S)
+        return bool(parts or self._waiting or self._arriving)
 
     def _open_session(self) -> Session:
         return Session(self._model, self._pool.open_state())
@@ -145,12 +152,31 @@ class Scheduler:
                 return
             self._open(choice)
             if self._running and not self._has_room(choice):
-                self._give_back(choice)
+                self._put_back(choice)
                 return
             self._waiting.popleft()
-            self._running.append(choice)
-            if not choice.task.was_started:
-                choice.task.start(choice.position)
+            if choice not in self._arriving:
+                self._begin(choice)
+
+    def _begin(self, choice: Choice) -> None:
+        self._running.append(choice)
+        if not choice.task.was_started:
+            choice.task.start(choice.position)
+
+    def _land(self) -> None:
+        """Go on with those whose state has been read; where a file was broken, try others."""
+        for choice, arrival in [*self._arriving.items()]:
+            if arrival.is_over:
+                del self._arriving[choice]
+                if self.prefixes.landed(arrival):
+                    self._begin(choice)
+                else:
+                    self._put_back(choice)
+
+    def _put_back(self, choice: Choice) -> None:
+        """It waits again, before all others."""
+        self._release(choice)
+        self._waiting.appendleft(choice)
 
     def _has_place(self, task: Task) -> bool:
         """All replies to a prompt get a place when the first does."""
@@ -158,24 +184,31 @@ class Scheduler:
         return task.was_started or wanted <= self.limits.max_sessions
 
     def _num_taken(self) -> int:
-        """Places of replies whose request was started."""
-        return sum(len(task.unfinished) for task in self.tasks if task.was_started)
+        """Places of replies whose request was started, or is about to be."""
+        arriving = {choice.task for choice in self._arriving}
+        taken = (t for t in self.tasks if t.was_started or t in arriving)
+        return sum(len(task.unfinished) for task in taken)
 
     def _has_room(self, choice: Choice) -> bool:
         """Whether it fits beside all that is running, as long as each is now."""
         return self._make_room([(c, c.length + 1) for c in [*self._running, choice]])
 
     def _open(self, choice: Choice) -> None:
-        """Give it the state that it begins with."""
-        task = choice.task
-        if task.session is not None and choice.session is None:
-            kept = task.session.rewind_to_prefix_of(task.prompt.tolist())
-            self.prefixes.read_back(task.session, task.prompt, kept)
+        """Give it the state that it begins with, or begin to read that from the disk."""
+        task, ids = choice.task, choice.ids()
+        mine = [c.session for c in task.choices if c.session is not None]
+        donors = self.sessions if task.shared else mine
+        if task.session is not None:
             choice.session = task.session
+            held = task.session.rewind_to_prefix_of(ids.tolist())
+        else:
+            held = self.prefixes.longest(ids, donors, idle=task.shared)
+        own = task.session is not None or task.shared
+        arrival = self.prefixes.fetch(ids, held, task.session) if own else None
+        if arrival is not None:
+            self._arriving[choice], choice.session = arrival, arrival.session
         elif choice.session is None:
-            mine = [c.session for c in task.choices if c.session is not None]
-            donors = self.sessions if task.shared else mine
-            choice.session = self.prefixes.borrow(choice.ids(), donors, idle=task.shared)
+            choice.session = self.prefixes.borrow(ids, donors, idle=task.shared)
 
     def _make_room(self, lengths: Sequence[tuple[Choice, int]]) -> bool:
         return self.make_room([(c.session, n) for c, n in lengths if c.session is not None])
@@ -230,11 +263,10 @@ class Scheduler:
     def _with_room(self, parts: list[tuple[Choice, Ids, Ids]]) -> list[tuple[Choice, Ids, Ids]]:
         """The parts for which there are blocks and cells; where there are none the newest waits."""
         while not self._make_room([(c, c.position + len(ids)) for c, ids, _ in parts]):
-            if len(self._running) == 1:
+            if len(self._running) + len(self._arriving) == 1:
                 break
-            newest = self._running[-1]
-            self._release(newest)
-            self._waiting.appendleft(newest)
+            newest = next(reversed(self._arriving), self._running[-1])
+            self._put_back(newest)
             parts = [part for part in parts if part[0] is not newest]
         return parts
 
@@ -311,6 +343,9 @@ class Scheduler:
             self._running.remove(choice)
         if choice in self._waiting:
             self._waiting.remove(choice)
+        arrival = self._arriving.pop(choice, None)
+        if arrival is not None:
+            arrival.abandon()
         self._give_back(choice)
 
     def _give_back(self, choice: Choice) -> None:

@@ -123,9 +123,12 @@ class Session:
         """Positions by which a recurrent model's state can be cut."""
         return self.state.slack
 
-    def snapshot(self, length: int | None = None) -> None:
-        """Remember this position, or an earlier one, for a later `rewind` of a recurrent model."""
-        self.state.snapshot(length)
+    def snapshot(self, length: int | None = None, *, lasting: bool = False) -> None:
+        """Remember this position, or an earlier one, for a later `rewind` of a recurrent model.
+
+        A `lasting` one makes room for others last.
+        """
+        self.state.snapshot(length, lasting=lasting)
 
     def forget_snapshot(self) -> bool:
         """Make room for others: forget the oldest position that is remembered, if one is."""

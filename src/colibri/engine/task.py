@@ -202,7 +202,7 @@ class Choice:
         if session is None:
             return
         if self.position in self._marks():
-            session.snapshot()
+            session.snapshot(lasting=self.position in self.task.request.marks)
         elif session.slack and self.position == len(self.task.prompt):
             session.snapshot(before_last)
 

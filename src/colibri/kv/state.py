@@ -18,6 +18,7 @@ from colibri.kernels.api import KV_BLOCK, Ints
 from colibri.kv.shape import MOST_SNAPSHOTS
 
 NO_CELL = -1
+_MORE = 1  # where half of all cells are free: behind system and tools beside the last two prompts
 
 
 class Blocks(Protocol):
@@ -49,6 +50,10 @@ class Blocks(Protocol):
 
     def copy(self, source: int, target: int) -> None:
         """Copy what a block holds."""
+
+    @property
+    def num_free_cells(self) -> int:
+        """Cells that nobody holds."""
 
     def allocate_cell(self) -> int | None:
         """Take a cell, if one is free."""
@@ -87,6 +92,7 @@ class KVState:
         self._cell = NO_CELL
         self._first = 0  # the shortest length that the cell can be cut to
         self._snapshots: dict[int, _Kept] = {}  # by length, the oldest first
+        self._lasting: set[int] = set()  # lengths of those that make room last
 
     @property
     def length(self) -> int:
@@ -142,29 +148,45 @@ class KVState:
         cells = int(self.is_recurrent and self._cell == NO_CELL)
         return max(0, _num_blocks(length) - len(self._blocks)), cells
 
-    def snapshot(self, length: int | None = None) -> None:
+    def snapshot(self, length: int | None = None, *, lasting: bool = False) -> None:
         """Remember the recurrent state, if there is one and a cell for it.
 
-        As it is now, or as it was at `length`, which it can be cut to. Where all cells are taken,
-        or this sequence has two, its oldest snapshot makes room.
+        As it is now, or as it was at `length`, which it can be cut to. Where there is no room, the
+        oldest snapshot makes some, a `lasting` one only where all are.
         """
         length = self._length if length is None else length
-        if self._cell == NO_CELL or length in self._snapshots or length < self._first:
+        if self._cell == NO_CELL or length < self._first:
             return
-        room = len(self._snapshots) < MOST_SNAPSHOTS
-        cell = self._pool.allocate_cell() if room else None
-        if cell is None and self._snapshots:
-            cell = self._snapshots.pop(next(iter(self._snapshots))).cell
-        if cell is not None:
+        if length not in self._snapshots:
+            cell = self._room_for_snapshot()
+            if cell is None:
+                return
             self._pool.copy_cell(self._cell, cell)
             self._snapshots[length] = _Kept(cell, self._first)
+        self._lasting &= self._snapshots.keys()
+        self._lasting |= {length} if lasting else set()
+
+    def _room_for_snapshot(self) -> int | None:
+        """A cell: a free one, or that of a snapshot which it costs."""
+        pool = self._pool
+        plenty = 2 * pool.num_free_cells > pool.num_cells
+        if len(self._snapshots) < MOST_SNAPSHOTS + (_MORE if plenty else 0):
+            cell = pool.allocate_cell()
+            if cell is not None:
+                return cell
+        return self._take_oldest()
+
+    def _take_oldest(self) -> int | None:
+        """The cell of the snapshot that makes room first."""
+        oldest = sorted(self._snapshots, key=lambda length: length in self._lasting)[:1]
+        return self._snapshots.pop(oldest[0]).cell if oldest else None
 
     def forget_snapshot(self) -> bool:
         """Give the cell of the oldest snapshot back; False where there is none."""
-        oldest = next(iter(self._snapshots), None)
-        if oldest is not None:
-            self._pool.release_cell(self._snapshots.pop(oldest).cell)
-        return oldest is not None
+        cell = self._take_oldest()
+        if cell is not None:
+            self._pool.release_cell(cell)
+        return cell is not None
 
     def seal(self) -> None:
         """What the cell holds was written by others: it stands for its own length alone."""

@@ -7,8 +7,9 @@ A directory holds two kinds of files, named by a hash of all ids up to their end
                       recurrent state behind them
 
 Each is a head, ids, bytes; the head has their CRC-32C. Files are written beside and renamed, never
-changed: whatever is killed when, each is whole or not there. The least recently used ones go when
-there are too many bytes.
+changed: whatever is killed when, each is whole or not there. Nothing is synced: what is left of one
+after a loss of power is told by its checksum. The least recently used ones go when there are too
+many bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import struct
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -51,6 +51,11 @@ class Stored(NamedTuple):
     length: int
     blocks: tuple[Path, ...]
     tail: Path | None
+
+    @property
+    def num_files(self) -> int:
+        """Of blocks and tail."""
+        return len(self.blocks) + (self.tail is not None)
 
 
 class WritableState(Protocol):
@@ -92,25 +97,24 @@ class StoredStates:
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
                 path.unlink(missing_ok=True)
         found.sort(key=lambda path: path.stat().st_mtime_ns)
-        # The least recently used first, with their bytes.
-        self._files = {path.name: path.stat().st_size for path in found}
-        self.num_bytes = sum(self._files.values())
+        self._files: dict[str, int] = {}  # the least recently used first, with their bytes
+        self._tails: dict[str, dict[str, None]] = {}  # of the block that they follow
+        self.num_bytes = 0
+        for path in found:
+            self._add(path.name, path.stat().st_size)
 
     def find(self, ids: Ints) -> Stored | None:
         """The longest beginning of `ids [T]` that is there."""
         names = [name for name, _ in _prefixes(ids)]
         with self._lock:
-            known = list(self._files)
-        present, tails = set(known), defaultdict(list)
-        for name in known:
-            tails[name.partition("-")[0]].append(name)
-        whole = next(
-            (i for i, name in enumerate(names[1:]) if f"{name}{BLOCK}" not in present),
-            len(names) - 1,
-        )
+            whole = next(
+                (i for i, name in enumerate(names[1:]) if f"{name}{BLOCK}" not in self._files),
+                len(names) - 1,
+            )
+            tails = [tuple(self._tails.get(name, ())) for name in names[: whole + 1]]
         paths = tuple(self._directory / f"{name}{BLOCK}" for name in names[1 : whole + 1])
         for blocks in range(whole, -1 if self._recurrent else whole - 1, -1):
-            tail = self._best_tail(tails[names[blocks]], ids[blocks * KV_BLOCK :])
+            tail = self._best_tail(tails[blocks], ids[blocks * KV_BLOCK :])
             if tail is not None:
                 length, path = tail
                 return Stored(blocks * KV_BLOCK + length, paths[:blocks], path)
@@ -132,20 +136,20 @@ class StoredStates:
                 best = same, path
         return best
 
-    def load(self, stored: Stored, state: WritableState) -> Path | None:
-        """Read into a state that has room for it; return the file that is broken, if one is.
+    def load(self, stored: Stored, index: int, state: WritableState) -> Path | None:
+        """Read a file, the blocks first, into a state that has room; return it if it is broken.
 
         A broken file is removed.
         """
-        for index, path in enumerate(stored.blocks):
-            if not self._read(path, [state.block(index)]):
-                return path
-        if stored.tail is None:
-            return None
-        partial = [state.block(len(stored.blocks))] if stored.length % KV_BLOCK else []
-        cells = [cell for cell in (state.cells()[stored.length],) if cell is not None]
-        state.seal()
-        return None if self._read(stored.tail, [*partial, *cells]) else stored.tail
+        if index < len(stored.blocks):
+            path, parts = stored.blocks[index], [state.block(index)]
+        else:
+            assert stored.tail is not None
+            path = stored.tail
+            parts = [state.block(index)] if stored.length % KV_BLOCK else []
+            state.seal()
+            parts += [cell for cell in (state.cells()[stored.length],) if cell is not None]
+        return None if self._read(path, parts) else path
 
     def _read(self, path: Path, targets: Sequence[Bytes]) -> bool:
         try:
@@ -202,8 +206,7 @@ class StoredStates:
                 beside.unlink(missing_ok=True)
                 raise
         with self._lock:
-            self._files[path.name] = size = _HEAD.size + head.nbytes + nbytes
-            self.num_bytes += size
+            self._add(path.name, _HEAD.size + head.nbytes + nbytes)
         while self.num_bytes > self._most_bytes and len(self._files) > 1:
             self._remove(next(iter(self._files)))
 
@@ -220,10 +223,25 @@ class StoredStates:
             return False
         return True
 
+    def _add(self, name: str, nbytes: int) -> None:
+        self._files[name] = nbytes
+        self.num_bytes += nbytes
+        if name.endswith(TAIL):
+            self._tails.setdefault(_follows(name), {})[name] = None
+
     def _remove(self, name: str) -> None:
         with self._lock:
             self.num_bytes -= self._files.pop(name, 0)
+            tails = self._tails.get(_follows(name), {})
+            tails.pop(name, None)
+            if not tails:
+                self._tails.pop(_follows(name), None)
         (self._directory / name).unlink(missing_ok=True)
+
+
+def _follows(name: str) -> str:
+    """The block that a tail follows, by its file's name."""
+    return name.partition("-")[0]
 
 
 def _prefixes(ids: Ints) -> Iterator[tuple[str, int]]:

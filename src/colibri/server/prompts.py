@@ -221,12 +221,9 @@ def _marks(
     head = [m for m in conversation.messages[:1] if m.get("role") in ("system", "developer")]
     if not head and not conversation.tools:
         return ()
-    other = [*head, {"role": "user", "content": "\u2205"}]  # a letter that few begin with
+    user = {"role": "user", "content": "\u2205"}  # a letter that few begin with
     try:
-        shared = encode_chat(
-            tokenizer, model.template, other, tools=conversation.tools or None,
-            **_switches(model, conversation),
-        )  # fmt: skip
+        shared = _encoded(model, tokenizer, replace(conversation, messages=[*head, user]))
     except TextError:
         return ()
     same = next((i for i, (a, b) in enumerate(zip(ids, shared, strict=False)) if a != b), 0)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from colibri.engine.archive import Archive
+from colibri.engine.archive import Archive, Arrival
 from colibri.engine.engine import Engine
+from colibri.engine.request import SamplingParams
 from colibri.kv import StoredStates
 from tests.unit.engine.counter import CounterModel, make_engine
 from tests.unit.engine.test_scheduler import SAMPLED, alone, ask, batching, run
@@ -38,6 +40,14 @@ class Runs:
         self.model = self.kind()
         states = StoredStates(self.directory, self.model.kv.num_cells > 0, 1 << 30)
         return batching(self.model, archive=Archive(states, self.notes.append), **limits)
+
+
+def kept(runs: Runs) -> None:
+    """A run that leaves `PROMPT` on disk."""
+    engine = runs.engine()
+    ask(engine, PROMPT)
+    run(engine)
+    engine.close()
 
 
 @pytest.fixture
@@ -119,6 +129,70 @@ def test_a_broken_file_costs_a_prefill_and_is_told(runs: Runs) -> None:
     assert len(runs.notes) == 1
     assert block.name in runs.notes[0]
     assert block.exists()  # written anew
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is read before it is set."""
+    opened, fill = threading.Event(), Archive._fill
+
+    def slow(archive: Archive, arrival: Arrival) -> None:
+        assert opened.wait(20)
+        fill(archive, arrival)
+
+    monkeypatch.setattr(Archive, "_fill", slow)
+    return opened
+
+
+def test_others_go_on_while_state_is_read(runs: Runs, opened: threading.Event) -> None:
+    kept(runs)
+    engine = runs.engine()
+    other = ask(engine, [5, 6, 7], SamplingParams(max_tokens=30))
+    engine.step()
+    resumed = ask(engine, PROMPT)
+    third = ask(engine, [8, 9])  # it came later, and need not wait either
+    while not (other.is_over and third.is_over):
+        engine.step()
+    assert (resumed.events, engine.metrics().num_running) == ([], 1)
+    opened.set()
+    run(engine)
+    assert (resumed.reused, resumed.tokens()) == (len(PROMPT) - 1, alone(PROMPT))
+    assert third.tokens() == alone([8, 9])
+    engine.close()
+    assert len(runs.model.free) == 12
+
+
+def test_state_that_nobody_wants_any_more_is_not_read(runs: Runs, opened: threading.Event) -> None:
+    kept(runs)
+    engine = runs.engine()
+    left = ask(engine, PROMPT)
+    engine.step()
+    assert left.task is not None
+    engine.cancel(left.task)
+    assert (engine.metrics().num_running, len(runs.model.free)) == (0, 12)
+    again = ask(engine, PROMPT)
+    opened.set()
+    run(engine)
+    assert (again.reused, again.tokens()) == (len(PROMPT) - 1, alone(PROMPT))
+    engine.close()
+
+
+def test_state_on_its_way_makes_room_for_replies(runs: Runs, opened: threading.Event) -> None:
+    kept(runs)
+    cells = runs.model.kv.num_cells
+    runs.kind = lambda: CounterModel(5, num_cells=cells)
+    engine = runs.engine()
+    longer = [ask(engine, [n], SamplingParams(max_tokens=100)) for n in (5, 6)]
+    engine.step()
+    resumed = ask(engine, PROMPT)
+    engine.step()
+    while not all(heard.is_over for heard in longer):
+        engine.step()
+    opened.set()
+    run(engine)
+    assert [len(heard.tokens()) for heard in longer] == [100, 100]
+    assert resumed.tokens() == alone(PROMPT)
+    engine.close()
 
 
 def test_a_full_disk_is_told_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,21 @@ def test_a_marked_place_is_remembered() -> None:
     assert heard.tokens() == alone(other)
 
 
+def test_a_marked_place_outlasts_the_turns_of_a_conversation() -> None:
+    model = CounterModel(12, num_cells=3)
+    engine = batching(model, max_sessions=1)
+    said = [*range(40), 1, 2, 3]
+    for turn in range(3):
+        heard = ask(engine, said, marks=(40,))
+        run(engine)
+        assert heard.tokens() == alone(said)
+        said = [*said, *heard.tokens(), 50 + turn, 60]
+    other = ask(engine, [*range(40), 9, 9], marks=(40,))
+    run(engine)
+    assert other.reused == 40
+    assert other.tokens() == alone([*range(40), 9, 9])
+
+
 def test_running_requests_lend_too(model: CounterModel) -> None:
     engine = batching(model)
     first = ask(engine, PROMPT, SamplingParams(max_tokens=20))

@@ -48,6 +48,10 @@ class Heard:
         return found.reason
 
     @property
+    def is_over(self) -> bool:
+        return isinstance(self.events[-1] if self.events else None, Done)
+
+    @property
     def reused(self) -> int:
         (started,) = [event for event in self.events if isinstance(event, Started)]
         return started.reused_tokens

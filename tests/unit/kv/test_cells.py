@@ -81,6 +81,29 @@ def test_it_goes_back_to_the_nearest_snapshot() -> None:
     assert (of.num_free, of.num_free_cells) == (8, 3)
 
 
+def test_a_lasting_snapshot_makes_room_last() -> None:
+    of = pool()
+    state = of.open_state()
+    for length in (10, 20, 30, 40):
+        state.reserve(length)
+        fill(of, state, length)
+        state.snapshot(lasting=length == 10)
+    assert [state.reachable(n) for n in (40, 39, 10)] == [40, 10, 10]
+    state.snapshot(lasting=True)  # it is there, and lasts from now on
+    state.reserve(50)
+    state.snapshot()
+    assert [state.reachable(n) for n in (49, 39)] == [40, 0]
+
+
+def test_more_snapshots_are_kept_where_cells_are_free() -> None:
+    of = pool(12)
+    state = of.open_state()
+    for length in (10, 20, 30, 40):
+        state.reserve(length)
+        state.snapshot(lasting=length == 10)
+    assert [state.reachable(n) for n in (40, 39, 29)] == [40, 30, 10]
+
+
 def test_a_snapshot_serves_more_than_once() -> None:
     of = pool()
     state = of.open_state()
@@ -140,13 +163,13 @@ def test_a_fork_begins_where_the_state_can() -> None:
     assert of.num_free == free
 
 
-def test_no_sequence_has_more_than_two_snapshots() -> None:
-    of = pool(9)
+def test_no_sequence_has_more_than_two_snapshots_where_cells_are_short() -> None:
+    of = pool(5)
     state = of.open_state()
     for length in range(1, 6):
         state.reserve(length)
         state.snapshot()
-    assert of.num_free_cells == 6
+    assert of.num_free_cells == 2
     assert [state.reachable(length) for length in (3, 4, 5)] == [0, 4, 5]
 
 
