@@ -23,7 +23,10 @@ from colibri.server.served_model import ServedModel
 from tests.tiny import PLAIN, write_tiny
 from tests.unit.server.scripted import TEMPLATE, write_model
 
-RECURRENT = [f for f in all_families() if cell_nbytes(Blueprint.of(f.tiny_config()).states(), F32)]
+POSITIONS = 1024
+RECURRENT = [
+    f for f in all_families() if cell_nbytes(Blueprint.of(f.tiny_config()).states(POSITIONS), F32)
+]
 SYSTEM = "You are a bird. " * 6
 TOOL = {"type": "function", "function": {"name": "fly", "parameters": {"type": "object"}}}
 PARAMS = SamplingParams(max_tokens=5, temperature=0.9, seed=3, ignore_eos=True)
@@ -75,7 +78,7 @@ def test_the_mark_stands_behind_all_that_is_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", [PLAIN, *RECURRENT], ids=lambda family: family.model_type)
 def test_a_second_conversation_reads_only_what_is_new(tmp_path: Path, family: Family) -> None:
-    directory = write_tiny(tmp_path / "model", family, max_position_embeddings=1024)
+    directory = write_tiny(tmp_path / "model", family, max_position_embeddings=POSITIONS)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(write_model(tmp_path / "text") / name, directory)
     model = ServedModel.load(directory)
