@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from colibri.checkpoint.coding import require_exact
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
 from colibri.checkpoint.hub.names import title
+from colibri.checkpoint.importance import Importance, read_importance
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.recode import DenseParameter
 from colibri.checkpoint.record import RecordLayout
-from colibri.errors import CheckpointError
-from colibri.formats import Format
+from colibri.errors import CheckpointError, UnsupportedModelError
+from colibri.formats import Format, IntegerFormat
 
 _COMPANIONS = (
     *("tokenizer*", "chat_template*", "generation_config.json", "special_tokens_map.json"),
@@ -78,6 +79,7 @@ class Conversion:
         about: source and formats, as the container will name them.
         first_head: number of the first layer that is of a drafting head.
         left_aside: tensors that are not converted, counted by part.
+        importance: what weighs the rounding of experts, where it is known.
     """
 
     checkpoint: Checkpoint
@@ -88,6 +90,7 @@ class Conversion:
     about: Mapping[str, str]
     first_head: int | None = None
     left_aside: Mapping[str, int] = field(default_factory=dict)
+    importance: Importance = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -120,6 +123,30 @@ class Conversion:
         aside = left_aside or {}
         first = formats.first_head
         return cls(checkpoint, index, layouts, tuple(dense), family, about, first, aside)
+
+    def weighed(self, path: Path) -> Conversion:
+        """The same, scales of experts being chosen by the importance in a file.
+
+        Drafting heads are not part of what `coli eval` runs: theirs are chosen without.
+
+        Raises:
+            CheckpointError: the file is broken or of another model.
+            UnsupportedModelError: no expert is rounded to integers with scales.
+        """
+        pairs = zip(self.index.layers, self.layouts, strict=True)
+        if not any(
+            isinstance(new.format, IntegerFormat) and old.format is not new.format
+            for layer, layout in pairs
+            for old, new in zip(layer.parts, layout.parts, strict=True)
+        ):
+            raise UnsupportedModelError(
+                f"{path}: no expert of {self.checkpoint.directory} is rounded to integers with "
+                "scales, so their importance changes nothing: leave it out, or name such a format"
+            )
+        told = tuple(layer for layer in self.index.layers if not self._is_head(layer.layer))
+        found = read_importance(path, replace(self.index, layers=told))
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        return replace(self, importance=found, about={**self.about, "importance": digest})
 
     @property
     def files(self) -> list[Path]:

@@ -159,9 +159,11 @@ class _Job:
     def _records(
         self, layers: Iterable[tuple[ExpertLayerLayout, RecordLayout]]
     ) -> Iterator[Callable[[], Record]]:
+        conversion = self.conversion
         for layer, layout in layers:
+            importance = conversion.importance.get(layer.layer)
             for expert in range(layer.num_experts):
-                yield partial(expert_record, self.conversion.index, layer, layout, expert)
+                yield partial(expert_record, conversion.index, layer, layout, expert, importance)
 
     def _workers(self) -> int:
         """As many as there are CPUs, and a few that read, as far as memory goes."""

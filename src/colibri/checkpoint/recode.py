@@ -18,11 +18,12 @@ from colibri.checkpoint.coding import CODINGS, FloatMatrix, encoding, require_ex
 from colibri.checkpoint.crc32c import crc32c
 from colibri.checkpoint.expert_bytes import read_expert
 from colibri.checkpoint.experts import ExpertIndex, ExpertLayerLayout
+from colibri.checkpoint.importance import LayerImportance
 from colibri.checkpoint.record import RecordLayout
 from colibri.checkpoint.safetensors import TensorSpec, read_tensor
 from colibri.checkpoint.storage import Storage, StoredMatrix
 from colibri.errors import NumericsError
-from colibri.formats import Bytes, FloatFormat, Format, FP8Format, IntegerFormat, Shape
+from colibri.formats import Bytes, FloatFormat, Floats, Format, FP8Format, IntegerFormat, Shape
 from colibri.formats.packing import Items, item_nbytes
 from colibri.kernels.packing import pack
 
@@ -37,9 +38,13 @@ class Record(NamedTuple):
 
 
 def expert_record(
-    index: ExpertIndex, layer: ExpertLayerLayout, layout: RecordLayout, expert: int
+    index: ExpertIndex,
+    layer: ExpertLayerLayout,
+    layout: RecordLayout,
+    expert: int,
+    importance: LayerImportance | None = None,
 ) -> Record:
-    """One expert of `layer`, laid out anew.
+    """One expert of `layer`, laid out anew; `importance` weighs what rounding misses.
 
     Raises:
         CheckpointError: a file cannot be read or has become shorter.
@@ -47,15 +52,26 @@ def expert_record(
     """
     where = f"layer {layer.layer}, expert {expert}, "
     matrices = list(read_expert(index, layer, expert))
-    for number, (old, new) in enumerate(zip(layer.parts, layout.parts, strict=True)):
-        shape = (old.rows, old.columns)
-        matrices[number] = recode(matrices[number], old.format, new.format, shape, where + old.name)
+    weighed = (None, None, None) if importance is None else importance.of(expert)
+    parts = zip(layer.parts, layout.parts, weighed, strict=True)
+    for number, (old, new, given) in enumerate(parts):
+        shape, what = (old.rows, old.columns), where + old.name
+        matrices[number] = recode(matrices[number], old.format, new.format, shape, what, given)
     record = layout.assemble(*matrices)
     return Record(record, crc32c(record))
 
 
-def recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> Bytes:
+def recode(
+    data: Bytes,
+    old: Format,
+    new: Format,
+    shape: Shape,
+    what: str,
+    importance: Floats | None = None,
+) -> Bytes:
     """Resident bytes in another format; the same bytes where it is the same.
+
+    `importance [K]` is heeded by formats of integers with scales, see `IntegerFormat.encode`.
 
     Raises:
         UnsupportedModelError: codes would be rounded.
@@ -66,12 +82,17 @@ def recode(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> By
     require_exact(old, new, what)
     if isinstance(old, FloatFormat | FP8Format) and CODINGS.get(new.name) is new:
         assert isinstance(new, IntegerFormat)
-        return _encoded(data, old, new, shape, what)
-    return _recoded(data, old, new, shape, what)
+        return _encoded(data, old, new, shape, what, importance)
+    return _recoded(data, old, new, shape, what, importance)
 
 
 def _encoded(
-    data: Bytes, old: FloatFormat | FP8Format, new: IntegerFormat, shape: Shape, what: str
+    data: Bytes,
+    old: FloatFormat | FP8Format,
+    new: IntegerFormat,
+    shape: Shape,
+    what: str,
+    importance: Floats | None,
 ) -> Bytes:
     storage, columns = Storage.of_resident(old), shape[1]
     codes = Items(0, storage.item, 0, storage.row_nbytes(columns), item_nbytes(storage.item))
@@ -81,14 +102,27 @@ def _encoded(
         scales = storage.scale_items(0, old.scales_at(shape), line)
     out = np.empty(new.resident_nbytes(shape), np.uint8)
     step = encoding(storage, shape, codes, scales, new, stride=new.panel_nbytes(columns))
-    if not pack(step, [data], out):
+    pieces = [data]
+    if importance is not None:
+        step, pieces = step._replace(importance=1), [data, importance.view(np.uint8)]
+    if not pack(step, pieces, out):
         return _recoded(data, old, new, shape, what)  # it names the number
     return out
 
 
-def _recoded(data: Bytes, old: Format, new: Format, shape: Shape, what: str) -> Bytes:
+def _recoded(
+    data: Bytes,
+    old: Format,
+    new: Format,
+    shape: Shape,
+    what: str,
+    importance: Floats | None = None,
+) -> Bytes:
+    weights = old.decode(data, shape)
     try:
-        return new.pack(new.encode(old.decode(data, shape)), shape)
+        if isinstance(new, IntegerFormat):
+            return new.pack(new.encode(weights, importance), shape)
+        return new.pack(new.encode(weights), shape)
     except NumericsError as error:
         raise NumericsError(f"{what}: {error}") from None
 

@@ -62,6 +62,14 @@ MTP = Annotated[
         help="Of heads that draft further tokens, where there are any; none leaves them aside.",
     ),
 ]
+IMPORTANCE = Annotated[
+    Path | None,
+    typer.Option(
+        "--importance",
+        metavar="FILE",
+        help="What `coli eval importance` wrote: scales of experts then spare what matters.",
+    ),
+]
 PLAN = Annotated[bool, typer.Option("--plan", metavar="", help="Only print what it would do.")]
 
 
@@ -75,6 +83,7 @@ def convert(
     dense: DENSE = KEEP,
     head: HEAD = None,
     mtp: MTP = "int8-g64",
+    importance: IMPORTANCE = None,
     plan: PLAN = False,
     as_object: JSON = False,
 ) -> None:
@@ -86,7 +95,7 @@ def convert(
     formats = Formats(*map(_chosen, (experts, down, dense, head, mtp)))
     with Reporter() as reporter:
         reporter(f"opening {source}", 0, 1)
-        conversion = plan_conversion(locate(source), formats)
+        conversion = plan_conversion(locate(source), formats, importance)
         reporter(f"opening {source}", 1, 1)
         seconds = estimate_s(conversion)
         reporter.close()

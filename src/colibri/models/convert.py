@@ -43,12 +43,15 @@ class Formats:
     mtp: str | None = "int8-g64"
 
 
-def plan_conversion(source: Path, formats: Formats) -> Conversion:
+def plan_conversion(source: Path, formats: Formats, importance: Path | None = None) -> Conversion:
     """What converting the checkpoint `source` would do; nothing is written.
 
+    `importance` is a file of `coli eval importance`, by which scales of experts are chosen.
+
     Raises:
-        CheckpointError: `source` is broken or incomplete.
-        UnsupportedModelError: an unknown format, or one that would round coded weights again.
+        CheckpointError: `source` or `importance` is broken, incomplete or of another model.
+        UnsupportedModelError: an unknown format, one that would round coded weights again, or
+            `importance` where no expert is rounded.
     """
     wanted = {field.name: _format(getattr(formats, field.name)) for field in fields(formats)}
     checkpoint = Checkpoint.open(source)
@@ -64,7 +67,7 @@ def plan_conversion(source: Path, formats: Formats) -> Conversion:
     parameters = [chosen.parameter(tensor) for tensor in description.dense]
     for table in description.tables:
         parameters += _shards(table)
-    return Conversion.of(
+    conversion = Conversion.of(
         checkpoint,
         description.experts,
         parameters,
@@ -77,6 +80,7 @@ def plan_conversion(source: Path, formats: Formats) -> Conversion:
         ),
         left_aside=description.left_aside,
     )
+    return conversion if importance is None else conversion.weighed(importance)
 
 
 def convert_model(
@@ -88,6 +92,7 @@ def convert_model(
     dense: str | None = None,
     head: str | None = None,
     mtp: str | None = "int8-g64",
+    importance: Path | None = None,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> ConvertReport:
     """Write the checkpoint `source` to `destination` as a container.
@@ -100,6 +105,7 @@ def convert_model(
         dense: see there.
         head: see there.
         mtp: see there.
+        importance: see `plan_conversion`.
         progress: told after every expert.
 
     Raises:
@@ -109,7 +115,7 @@ def convert_model(
         NumericsError: a weight is not finite.
         WriteError: the disk is full or fails.
     """
-    conversion = plan_conversion(source, Formats(experts, down, dense, head, mtp))
+    conversion = plan_conversion(source, Formats(experts, down, dense, head, mtp), importance)
     return convert(conversion, destination, progress=progress)
 
 

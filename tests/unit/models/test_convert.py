@@ -7,8 +7,15 @@ import pytest
 
 from colibri import LLM
 from colibri.checkpoint.conversion import HEADS
+from colibri.checkpoint.expert_bytes import read_expert
+from colibri.checkpoint.importance import LayerImportance, read_importance, write_importance
 from colibri.checkpoint.index import Checkpoint
-from colibri.errors import IncompleteModelError, NumericsError, UnsupportedModelError
+from colibri.errors import (
+    CheckpointError,
+    IncompleteModelError,
+    NumericsError,
+    UnsupportedModelError,
+)
 from colibri.models import glm4_moe, llama
 from colibri.models.blueprint import Blueprint
 from colibri.models.convert import convert_model
@@ -52,6 +59,83 @@ def test_biases_are_looked_at_as_they_land(family: Family, tmp_path: Path) -> No
             pytest.raises(NumericsError, match=r"down_proj of expert 1 .* holds a scale or bias"),
         ):
             llm.logits(np.arange(100, dtype=np.int32))
+
+
+def written_importance(model: Path, path: Path) -> Path:
+    """Made up, for the layers that `coli eval` would run."""
+    rng, found = np.random.default_rng(3), {}
+    layers = Description.of(Checkpoint.open(model)).experts.layers
+    for layout in layers:
+        gate, _, down = layout.parts
+        count = layout.num_experts
+        sums = [
+            np.exp(3 * rng.standard_normal((count, part.columns))).astype(np.float32)
+            for part in (gate, down)
+        ]
+        found[layout.layer] = LayerImportance(np.full(count, 7), *sums)
+    write_importance(path, found)
+    return path
+
+
+def experts_of(model: Path) -> dict[tuple[int, int], list[np.ndarray]]:
+    index = Description.of(Checkpoint.open(model)).experts
+    return {
+        (layout.layer, expert): [
+            part.format.decode(data, (part.rows, part.columns))
+            for part, data in zip(layout.parts, read_expert(index, layout, expert), strict=False)
+        ]
+        for layout in index.layers
+        for expert in range(layout.num_experts)
+    }
+
+
+@each_sparse
+def test_importance_spares_what_matters(family: Family, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", family)
+    path = written_importance(source, tmp_path / "importance")
+    convert_model(source, tmp_path / "plain")
+    convert_model(source, tmp_path / "weighed", importance=path)
+    exact, plain, weighed = map(experts_of, (source, tmp_path / "plain", tmp_path / "weighed"))
+    index = Description.of(Checkpoint.open(source)).experts
+    importance, sums = read_importance(path, index), np.zeros(2)
+    for (layer, expert), matrices in exact.items():
+        for number, weights in enumerate(matrices):
+            given = importance[layer].of(expert)[number]
+            sums += [
+                float((np.square(each[layer, expert][number] - weights) @ given).sum())
+                for each in (plain, weighed)
+            ]
+    assert sums[1] < 0.9 * sums[0]
+    about = Checkpoint.open(tmp_path / "weighed").container
+    assert about is not None
+    assert "importance" in about.manifest.source
+
+
+def test_importance_leaves_drafting_heads_alone(tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if family.mtp and family is not PLAIN)
+    source = write_tiny(tmp_path / "from", family, heads=num_heads(family))
+    path = written_importance(source, tmp_path / "importance")
+    convert_model(source, tmp_path / "to", importance=path)
+    with LLM.open(tmp_path / "to", mtp=True) as llm:
+        assert llm.mtp_logits(list(range(3, 20)))
+
+
+def test_importance_that_is_of_no_use_is_refused(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", PLAIN)
+    path = written_importance(source, tmp_path / "importance")
+    with pytest.raises(UnsupportedModelError, match=r"no expert of .* is rounded .*leave it out"):
+        convert_model(source, tmp_path / "to", experts=None, importance=path)
+    with pytest.raises(CheckpointError, match="nowhere: cannot be read"):
+        convert_model(source, tmp_path / "to", importance=tmp_path / "nowhere")
+    assert not (tmp_path / "to").exists()
+
+
+def test_other_importance_is_another_conversion(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "from", PLAIN)
+    path = written_importance(source, tmp_path / "importance")
+    convert_model(source, tmp_path / "to", importance=path)
+    with pytest.raises(CheckpointError):
+        convert_model(source, tmp_path / "to")
 
 
 def test_without_a_dense_format_dense_tensors_stay(tmp_path: Path) -> None:
