@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from colibri import LLM
+from colibri.checkpoint.byte_tokenizer import END_OF_TEXT
 from colibri.errors import UnsupportedModelError
 from colibri.kernels import mapping
 from colibri.kernels.library import unavailable_reason
@@ -27,6 +28,7 @@ PARAMETERS = {
     "kimi-k2-thinking": 1026,
     "gpt-oss-120b": 116.8,
     "deepseek-v4-flash": 284,
+    "qwen3.8-flash-next": 108.35,  # of the sizes that transformers has by default, with a 41B table
 }
 IDS = np.random.RandomState(5).randint(3, 264, 40).astype(np.int32)
 each_model = pytest.mark.parametrize("name", published_models())
@@ -78,7 +80,7 @@ def test_storage_runs_as_planned(
     """
     published, path = published_model(name), tmp_path / "model"
     family = get_family(published.config["model_type"])
-    config = family.tiny_config(eos_token_id=None)
+    config = family.tiny_config(eos_token_id=END_OF_TEXT)
     storage = {"experts": published.experts, "dense": published.dense}
     generate(path, config, **storage, published=True)
     asked = {"dense": "int8-g64"} if rounded else {}

@@ -107,7 +107,8 @@ class LatentLimits:
         heads: 0 where no layer has it.
         head_dim: of a query, or of a value.
         key: latent and rope key together.
-        index_positions: of the longest sequence that an indexer scores.
+        index_positions: entries of the longest sequence that an indexer scores.
+        index_per_block: entries of 64 positions, by which the number above is found.
     """
 
     heads: int = 0
@@ -118,6 +119,7 @@ class LatentLimits:
     index_heads: int = 0
     index_dim: int = 0
     index_positions: int = 0
+    index_per_block: int = 0
 
     @classmethod
     def largest(cls, limits: Iterable[LatentLimits]) -> LatentLimits:
@@ -127,6 +129,11 @@ class LatentLimits:
 
 
 NO_LATENTS = LatentLimits()
+
+
+def entries_per_block(stride: int) -> int:
+    """Entries of `stride` positions that 64 positions have, at least one."""
+    return max(1, 64 // stride)
 
 
 class LatentKernels(Protocol):

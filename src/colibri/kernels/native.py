@@ -295,7 +295,9 @@ class NativeKernels(NativeGated, NativeSharedKey):
         return pointer
 
     def _limits(self, limits: Limits) -> Any:
-        return self._library.ffi.new("colibri_limits *", asdict(limits))
+        values = asdict(limits)
+        del values["latent"]["index_per_block"]
+        return self._library.ffi.new("colibri_limits *", values)
 
     def _new_routing(self, num_experts: int, hidden: Floats, ids: Ints, weights: Floats) -> Any:
         rows, active = ids.shape

@@ -59,12 +59,16 @@ class _Roof:
         compute = experts * arithmetic.expert_s(1) + arithmetic.dense_s(1, self._dense)
         return self._limit(turn.wanted_bytes / turn.tokens, nbytes, compute)
 
+    @property
+    def _head_bytes(self) -> int:
+        head = self._rig.model.trunk.head.lm_head
+        return head.format.resident_nbytes((head.rows, head.columns))
+
     def prompt(self, turn: Stretch) -> StepLimit:
         """Of a whole prompt in one pass; each expert is taken to serve as many rows."""
         layers, experts, active = self._run.shape
         rows = max(1, turn.tokens * active // experts)
-        head = self._rig.model.trunk.head.lm_head
-        of_head = head.format.resident_nbytes((head.rows, head.columns))
+        of_head = self._head_bytes
         nbytes = self._dense + turn.counts.requests * self._rig.record_bytes
         arithmetic = self._arithmetic
         compute = layers * turn.tokens * active / rows * arithmetic.expert_s(rows)
@@ -76,7 +80,9 @@ class _Roof:
         run = self._run
         disk = run.drive_rate(self._drive)
         dram = run.keep("dram_read_bytes_per_s", self._memory.sample())
-        return StepLimit(missed / disk, nbytes / dram, compute_s)
+        of_head = self._head_bytes
+        head_s = max(of_head / dram, self._arithmetic.dense_s(1, of_head))
+        return StepLimit(missed / disk, nbytes / dram, compute_s, head_s)
 
 
 def disk_bound(run: Run) -> Iterator[Figure]:
@@ -186,6 +192,7 @@ def _measured(
                 "io_s": median([limit.io_s for limit in limits]),
                 "dram_s": median([limit.dram_s for limit in limits]),
                 "compute_s": median([limit.compute_s for limit in limits]),
+                "head_s": median([limit.head_s for limit in limits]),
                 "bound": _usual([limit.bound for limit in limits]),
                 "hit_rate": mean_hits(turns),
             },

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from colibri.checkpoint.config import normalize
 from colibri.checkpoint.experts import ExpertLayer
 from colibri.errors import UnsupportedModelError
-from colibri.kernels.api import Limits
+from colibri.kernels.api import KV_BLOCK, Limits
 from colibri.kv import StateShape
 from colibri.models.config import BaseConfig
 from colibri.models.family import Family
@@ -170,6 +170,7 @@ class Blueprint:
     def limits(self, rows: int) -> Limits:
         """The largest step of `rows` rows."""
         demand = self.demand
+        blocks = -(-self.config.max_position_embeddings // KV_BLOCK)
         return Limits(
             rows=rows,
             hidden_size=self.config.hidden_size,
@@ -178,7 +179,5 @@ class Blueprint:
             num_experts=max(1, demand.num_experts),
             num_experts_per_tok=max(1, demand.num_experts_per_tok),
             vocab_size=self.config.vocab_size,
-            latent=replace(demand.latent, index_positions=self.config.max_position_embeddings)
-            if demand.latent.index_heads
-            else demand.latent,
+            latent=replace(demand.latent, index_positions=blocks * demand.latent.index_per_block),
         )

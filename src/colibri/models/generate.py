@@ -25,6 +25,7 @@ _TINY_ONLY = (
 )
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _ABSORBED = ".kv_b_proj.weight"
+_SHARD_BYTES = 64 << 20
 _ROUTER_GAIN, _HEAD_GAIN = 2.0, 4.0  # choices and tokens that differ from step to step
 
 
@@ -198,7 +199,11 @@ def generate(
         about |= {"quantization_config": _quantization_config(fmt, dense_format)}
     named = (spelling or family.spelling) if published or fmt.is_plain else None
     tied, count = blueprint.trunk.tied, blueprint.demand.num_experts
-    tensors = [_tensor(each, dense_format, tied, count) for each in blueprint.parameters()]
+    tensors = [
+        tensor
+        for each in blueprint.parameters()
+        for tensor in _in_shards(_tensor(each, dense_format, tied, count), each.kind)
+    ]
     model = RandomModel(
         config={**config, **about},
         family=family.model_type,
@@ -244,6 +249,23 @@ def _tensor(parameter: Parameter, dense: Format, tied: bool, num_experts: int) -
     if name == LM_HEAD:
         return RandomTensor(name, shape, dense, _HEAD_GAIN * unit, rows=NUM_TOKENS)
     return RandomTensor(name, shape, dense, unit)
+
+
+def _in_shards(tensor: RandomTensor, kind: str) -> list[RandomTensor]:
+    """A table that stays on disk is published in shards, one of which is drawn at a time."""
+    rows, columns = tensor.matrix
+    step = max(1, _SHARD_BYTES // tensor.format.nbytes((1, columns)))
+    if kind != "table" or rows <= step:
+        return [tensor]
+    stem = tensor.name.removesuffix("weight")
+    return [
+        replace(
+            tensor,
+            name=f"{stem}shard_{number}.weight",
+            shape=(min(step, rows - first), columns),
+        )
+        for number, first in enumerate(range(0, rows, step))
+    ]
 
 
 def _plain(dense: Format) -> Format:

@@ -14,7 +14,7 @@ from colibri.errors import UnsupportedModelError
 
 _FILES = Path(__file__).with_name("published_configs")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_DENSE_LAYERS = "first_k_dense_replace"
+_DENSE_LAYERS, _TABLE_ROWS = "first_k_dense_replace", "ngram_vocab_size_base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Published:
         """A config.json with its sizes, or smaller.
 
         Where there are fewer layers, at most one of them is dense; fewer experts are as many a
-        token.
+        token, and a table that stays on disk has fewer rows in proportion.
         """
         config = {"architectures": ["ForCausalLM"], "bos_token_id": None, **self.config}
         config["eos_token_id"] = END_OF_TEXT
@@ -46,7 +46,10 @@ class Published:
             if config.get(_DENSE_LAYERS, 0) > 1:
                 config[_DENSE_LAYERS] = 1
         if num_experts is not None:
-            config |= {key: num_experts for key in _EXPERTS if key in config}
+            (key,) = (key for key in _EXPERTS if key in config)
+            if _TABLE_ROWS in config:
+                config[_TABLE_ROWS] = config[_TABLE_ROWS] * num_experts // config[key]
+            config[key] = num_experts
         return config
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from colibri.formats import Floats
 from colibri.kernels.api import CellLayer, Ints, KVLayer, KVPlane, Matrix, Norm
 from colibri.kernels.heads import Heads
-from colibri.kernels.latent import LatentLimits
+from colibri.kernels.latent import LatentLimits, entries_per_block
 from colibri.kernels.recurrent_api import GroupNorm, Projections
 from colibri.kernels.shared_key import EntryIndexer, Pooling, pooling_state_nbytes
 from colibri.kv import LayerState, Plane, StateShape
@@ -101,6 +101,7 @@ class BlockSparseAttention(Sublayer):
             key=1,
             index_heads=index.num_heads,
             index_dim=index.head_dim,
+            index_per_block=entries_per_block(index.ratio),
         )
         arrays = width + self.hidden_size + 4 * index.rows + 3 * (index.budget + index.ratio)
         return Demand(attention_width=max(width, index.rows), array_width=arrays, latent=limits)

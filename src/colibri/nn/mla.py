@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from colibri.formats import Floats
-from colibri.kernels.latent import Indexer, LatentAttention, LatentCache, LatentLimits
+from colibri.kernels.latent import (
+    Indexer,
+    LatentAttention,
+    LatentCache,
+    LatentLimits,
+    entries_per_block,
+)
 from colibri.kernels.shared_key import Pooling, pooling_state_nbytes
 from colibri.kv import Plane, StateShape
 from colibri.nn.norm import RMSNorm
@@ -150,6 +156,7 @@ class MultiHeadLatentAttention(Sublayer):
             key=self.rank + self.rope_dim,
             index_heads=index.num_heads if index else 0,
             index_dim=index.head_dim if index else 0,
+            index_per_block=entries_per_block(index.pool) if index else 0,
         )
         return Demand(latent=limits, array_width=0 if self.index is None else self.index.top_k)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from colibri.formats import Floats
 from colibri.kernels.api import CellLayer, Ints, KVPlane, Matrix
-from colibri.kernels.latent import LatentLimits
+from colibri.kernels.latent import LatentLimits, entries_per_block
 from colibri.kernels.recurrent_api import GroupNorm, Projections
 from colibri.kernels.shared_key import (
     WINDOW_SLACK,
@@ -157,6 +157,7 @@ class CompressedAttention(Sublayer):
     def demand(self) -> Demand:
         """Sizes of a head and of the indexer; q, what is found, values and gates as arrays."""
         index = None if self.compression is None else self.compression.index
+        stride = 1 if self.compression is None else self.compression.stride
         heads, dim = (0, 0) if index is None else (index.num_heads, index.head_dim)
         limits = LatentLimits(
             heads=self.num_heads,
@@ -166,6 +167,7 @@ class CompressedAttention(Sublayer):
             key=self.head_dim,
             index_heads=heads,
             index_dim=dim,
+            index_per_block=0 if index is None else entries_per_block(stride),
         )
         arrays = 4 * self.width + 2 * self.groups * self.group_rank + 3 * heads * dim
         top_k = 0 if index is None else index.top_k
