@@ -1,8 +1,9 @@
-"""README's examples run as they are printed.
+"""The examples of README and of the pages in docs run as they are printed.
 
 A fenced block marked `console runnable` holds shell commands, one on each line that starts with
 `$ `; one marked `python runnable` is a script. They run in order, in one folder beside `tools`,
 and must exit with 0. What no test can run is named in `ELSEWHERE`.
+Each page begins anew, in a folder of its own.
 """
 
 import os
@@ -32,10 +33,10 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-@pytest.fixture(scope="session")
-def beside_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def beside_tools(tmp_path: Path) -> Path:
     """A folder with `tools` and, under `bin`, the commands `coli` and `python` of this checkout."""
-    folder = tmp_path_factory.mktemp("readme")
+    folder = tmp_path
     coli = folder / "bin" / "coli"
     coli.parent.mkdir()
     coli.write_text(
@@ -50,16 +51,21 @@ def beside_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-README = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+PAGES = {
+    path.name: found
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if (found := commands(path.read_text(encoding="utf-8")))
+}
 
 
-def test_readme_examples_run_in_order(beside_tools: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run_in_order(page: str, beside_tools: Path) -> None:
     path = f"{beside_tools / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    for command in README:
+    for command in PAGES[page]:
         result = subprocess.run(
             command,
             cwd=beside_tools,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "XDG_CACHE_HOME": str(beside_tools / "cache")},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -77,7 +83,7 @@ def test_every_other_command_is_run_elsewhere() -> None:
 
 
 def test_readme_has_runnable_examples() -> None:
-    assert {command[0] for command in README} == {"sh", sys.executable}
+    assert {command[0] for command in PAGES["README.md"]} == {"sh", sys.executable}
 
 
 def test_commands_are_found() -> None:
