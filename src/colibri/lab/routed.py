@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +35,7 @@ class Script:
     def __init__(self, ids: Ints, num_experts: int, recall: float = 0.0, seed: int = 0) -> None:
         """Predictions name A experts each, the wrong ones as popular as experts are."""
         self.ids, self.recall = ids, recall
+        self._ascending = np.sort(ids, axis=2)
         self._foreseen = foreseen(ids, num_experts, recall, seed)
         self._first = self._count = 0
 
@@ -52,9 +52,18 @@ class Script:
         found: Ints = self.ids[self._window(count), row]
         return found
 
+    def union(self, row: int, count: int) -> Ints:
+        """Experts of `choose`, each once, ascending."""
+        ascending: Ints = self._ascending[self._window(count), row]
+        found: Ints = ascending[0] if count == 1 else np.unique(ascending)
+        return found
+
     def foresee(self, row: int, count: int) -> Ints:
         """What is predicted of a later layer for the same tokens, likeliest first."""
-        ranked = self._foreseen[self._window(count), row].T.ravel()
+        named = self._foreseen[self._window(count), row]
+        ranked: Ints = named[0] if count == 1 else named.T.ravel()
+        if count == 1:
+            return ranked
         found: Ints = ranked[np.sort(np.unique(ranked, return_index=True)[1])]
         return found
 
@@ -67,8 +76,11 @@ class Script:
         """The next token is that one."""
         self._first, self._count = token, 0
 
-    def _window(self, count: int) -> NDArray[np.intp]:
-        return self._range(self._first, count)
+    def _window(self, count: int) -> NDArray[np.intp] | slice:
+        first = self._first % len(self.ids)
+        if first + count <= len(self.ids):
+            return slice(first, first + count)  # faster: steps must not wait for the bench
+        return self._range(first, count)
 
     def _range(self, first: int, count: int) -> NDArray[np.intp]:
         return np.arange(first, first + count) % len(self.ids)
@@ -131,9 +143,10 @@ class RoutedKernels(BenchKernels):
         routing = super().route_step(layer, x, given)
         if self.script is None or self._row_of is None:
             return routing
-        routing.ids[...] = self.script.choose(self._row_of[layer], len(x))
-        experts = np.unique(routing.ids)
-        found = replace(routing, experts=experts)
+        row, script = self._row_of[layer], self.script
+        routing.ids[...] = script.choose(row, len(x))
+        experts = script.union(row, len(x))
+        found = Routing(routing.hidden, routing.ids, routing.weights, experts, routing.shared)
         if self._routing is not None:  # the library's struct serves on
             self._routing = found, self._routing[1]
         return found

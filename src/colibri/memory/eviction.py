@@ -19,6 +19,7 @@ Scores: TypeAlias = NDArray[np.float64] | NDArray[np.int64]
 
 _EPSILON = 2.0**-40  # tells keys of equal history apart; far below any difference that matters
 _LARGEST_GAIN = 2.0**400
+_MOST_PENDING = 64  # touches put by
 
 
 class Policy(Protocol):
@@ -64,33 +65,43 @@ class LRU:
         """`num_keys` is layers times experts."""
         self._ages = np.arange(num_keys)  # clock * num_keys + key
         self._clock = 0
+        self._pending: list[Keys] = []  # touches that nobody has asked about yet
 
     def touch(self, keys: Keys, missed: int = 0) -> None:
         """They are the most recent now."""
-        self._clock += len(self._ages)
-        self._ages[keys] = keys + self._clock
+        self._pending.append(keys)
+        if len(self._pending) >= _MOST_PENDING:
+            self._catch_up()
 
     def hint(self, keys: Keys) -> None:
         """Recency knows nothing of the future."""
 
     def scores(self) -> Scores:
         """The oldest is lowest; experts that were never touched are below all others."""
-        return self._ages
+        return self._catch_up()
 
     def victims(self, n: int, allowed: Keys) -> NDArray[np.intp]:
         """The n oldest; experts that were never touched go first."""
-        return lowest(n, self._ages[allowed])
+        return lowest(n, self._catch_up()[allowed])
 
     def missed(self, keys: Keys, capacities: Sequence[int]) -> list[int]:
         """How many of `keys` LRU would miss with each of `capacities`.
 
         With room for n experts it holds the n last used.
         """
-        ages = self._ages
+        ages = self._catch_up()
         last = [max(0, len(ages) - capacity) for capacity in capacities]
         oldest = np.maximum(np.partition(ages, last)[last], len(ages))  # below: never touched
         missed: list[int] = (ages[keys] < oldest[:, None]).sum(axis=1).tolist()
         return missed
+
+    def _catch_up(self) -> NDArray[np.int64]:
+        """Ages, after all touches so far."""
+        for keys in self._pending:
+            self._clock += len(self._ages)
+            self._ages[keys] = keys + self._clock
+        self._pending.clear()
+        return self._ages
 
 
 class LFU:

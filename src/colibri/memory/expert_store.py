@@ -1,8 +1,8 @@
 """Hands out experts to compute with, whichever tier they were in.
 
-Bookkeeping is a few arrays: who is in which slot, which slots are leased, and the reader's state
-words. A hit is a look-up in them. They are consistent at each step, so that Ctrl-C may come
-anywhere: an expert may be forgotten, but no slot has two owners, none is LOADING without a job.
+Bookkeeping is a few arrays (`slot_book`) and the reader's state words. A hit is a look-up in them.
+They are consistent at each step, so that Ctrl-C may come anywhere: an expert may be forgotten, but
+no slot has two owners, none is LOADING without a job.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from numpy.typing import NDArray
 
 from colibri.checkpoint.experts import ExpertIndex
 from colibri.errors import ColibriError
-from colibri.kernels.api import EMPTY, FAILED, LOADING, READY, Ints, Slots
+from colibri.kernels.api import EMPTY, FAILED, LOADING, Ints, Slots
 from colibri.memory.arena import Arena
 from colibri.memory.eviction import Keys, Policy
 from colibri.memory.heat import Heat, warm_order
 from colibri.memory.jobs import Queue, Reader
 from colibri.memory.lease import Lease, Numbers
 from colibri.memory.predictions import Predictions
-from colibri.memory.read_ahead import Background, Origin, ReadAhead
+from colibri.memory.read_ahead import Background, Origin
 from colibri.memory.read_errors import read_error, too_many
 from colibri.memory.record_table import RecordTable
+from colibri.memory.slot_book import NOWHERE, Room, SlotBook
 from colibri.memory.slot_classes import slot_classes
 from colibri.memory.slot_ranges import SlotRanges
 from colibri.memory.store_stats import StoreStats
-
-_NOWHERE = -1
 
 
 class ExpertStore:
@@ -54,11 +53,9 @@ class ExpertStore:
         self._index, self._arena, self._policy, self._reader = index, arena, policy, reader
         num_layers, self._num_experts, _ = index.file.shape
         self.num_experts = self._num_experts
-        # 64 bits wide inside: NumPy has to convert other integers before it can index by them.
-        self._slot_of: Numbers = np.full(num_layers * self._num_experts, _NOWHERE, np.int64)
-        self._key_of: Keys = np.full(arena.num_slots, _NOWHERE, np.int64)
-        self._leases: Ints = np.zeros(arena.num_slots, np.int32)
-        self._ahead = ReadAhead(arena.num_slots)
+        self._book = book = SlotBook(num_layers * self._num_experts, arena)
+        self._slot_of, self._key_of, self._leases = book.slot_of, book.key_of, book.leases
+        self._ahead = book.ahead
         self._background = Background(arena.states, self._leases)
         self._predictions = Predictions(num_layers, self._num_experts)
         self.heat = Heat(num_layers * self._num_experts)
@@ -101,30 +98,44 @@ class ExpertStore:
         """
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
+        numbers: list[int] = keys.tolist()
         with self._lock:
-            slots = self._slot_of[keys]
-            missing = keys[slots == _NOWHERE]
+            slots = [self._book.where[key] for key in numbers]
+            missing = [key for key, slot in zip(numbers, slots, strict=True) if slot == NOWHERE]
             if origin is Origin.WARMED:
                 return self._read_ahead(row, missing[: len(self._free(row))], origin)
             self._predictions.add(row, keys)
-            moved = self._reader.promote(self._background.among(slots), Queue.PREFETCH)
-            if not len(missing):
+            moved = self._hurry(slots)
+            if not missing:
                 return moved
-            most = spare = self._num_spare(row)
+            room = self._book.idle(self._ranges, row)
+            most = spare = self._num_spare(room)
             if waiting := len(self._background.within(self._ranges[row])):
                 most += waiting
                 self._make_free(row, min(len(missing), most // 2))
-                spare = self._num_spare(row)
-            return moved + self._read_ahead(row, missing[: min(most // 2, spare)], origin)
+                room = self._book.idle(self._ranges, row)
+                spare = self._num_spare(room)
+            return moved + self._read_ahead(row, missing[: min(most // 2, spare)], origin, room)
 
-    def _read_ahead(self, row: int, keys: Keys, origin: Origin) -> int:
+    def _hurry(self, slots: list[int]) -> int:
+        """Read those of `slots` that wait in the background with what is predicted; how many."""
+        if not len(self._background.slots):
+            return 0
+        waiting = self._background.among(np.array(slots, np.int64))
+        return self._reader.promote(waiting, Queue.PREFETCH)
+
+    def _read_ahead(
+        self, row: int, keys: list[int], origin: Origin, room: Room | None = None
+    ) -> int:
+        if not keys:
+            return 0
         warmed = origin is Origin.WARMED
-        slots = self._load(row, keys, Queue.BACKGROUND if warmed else Queue.PREFETCH)
-        sizes = self._records.nbytes(row, keys - row * self._num_experts)
-        self._ahead.begin(slots, sizes, origin)
+        slots = self._load(row, keys, Queue.BACKGROUND if warmed else Queue.PREFETCH, room)
+        sizes = self._records.nbytes(row, np.array(keys) - row * self._num_experts)
+        self._ahead.begin(slots, sizes.tolist(), origin)
         self._prefetched += len(slots)
         if warmed:
-            self._background.add(slots)
+            self._background.add(np.array(slots, np.int64))
         else:
             self._predictions.read(row, slots)
         return len(slots)
@@ -188,7 +199,7 @@ class ExpertStore:
         """
         self._reader.close()
         with self._lock:
-            self._slot_of[:] = _NOWHERE
+            self._slot_of[:] = NOWHERE
             self._arena.states[:] = FAILED
             self._arena.close()
 
@@ -226,8 +237,8 @@ class ExpertStore:
             self._withdraw(self._background.slots)
             idle = (self._leases == 0) & (self._arena.states != LOADING)
             slots = self._ranges.shrink(nbytes, idle)
-            self._evictions += int(np.count_nonzero(self._key_of[slots] != _NOWHERE))
-            self._vacate(slots)
+            self._evictions += int(np.count_nonzero(self._key_of[slots] != NOWHERE))
+            self._book.vacate(slots.tolist())
             self._arena.discard(slots)
         return len(slots)
 
@@ -236,133 +247,123 @@ class ExpertStore:
         with self._lock:
             self._ranges.grow(nbytes)
 
-    def _acquire(self, layer: int, experts: Ints, pins: list[Numbers]) -> Numbers:
+    def _acquire(self, layer: int, experts: Ints, pins: list[int]) -> list[int]:
         row = self._index.position[layer]
         keys = experts + np.int64(row * self._num_experts)
+        numbers: list[int] = keys.tolist()
         late = misses = 0
         if row <= self._last_row:
             self.between_tokens()
         with self._lock:
             for ended, read in self._predictions.end(row, self._last_row):
-                self._call_off(ended, read, keys)
+                self._call_off(ended, read, numbers)
             self._last_row = row
-            slots: Numbers = self._slot_of[keys]
-            states = self._arena.words[slots]
-            if np.count_nonzero(states == READY) == len(slots):
-                self._leases[slots] += 1
-                pins.append(slots)
+            slots = [self._book.where[key] for key in numbers]
+            if self._book.all_ready(slots):
+                self._book.pin(slots, pins)
                 self._policy.touch(keys, self._ahead.use(slots))
             else:
-                slots, late, misses = self._admit(row, keys, slots, states, pins)
+                late, misses = self._admit(row, keys, slots, pins)
             self.heat.touch(keys)
             self._requests, self._misses = self._requests + len(keys), self._misses + misses
             self._late += late
         return slots
 
-    def _admit(
-        self, row: int, keys: Keys, slots: Numbers, states: Ints, pins: list[Numbers]
-    ) -> tuple[Numbers, int, int]:
-        """Pin what is there, read what is not; returns slots, how many were late, and missed."""
-        failed, loading = states == FAILED, states == LOADING
-        late = slots[loading]
-        # Another lease may still hold a slot that failed: it stays as it is, this one tries again.
-        self._slot_of[keys[failed]] = _NOWHERE
-        present = (states == READY) | loading
-        held = slots[present]
-        self._leases[held] += 1
-        pins.append(held)
-        if len(late):
-            self._reader.promote(late)
-        missing = keys[~present]
+    def _admit(self, row: int, keys: Keys, slots: list[int], pins: list[int]) -> tuple[int, int]:
+        """Pin what is there, read what is not, into `slots`; how many were late, and missed."""
+        held, loading, missing = self._book.split(slots)
+        self._book.pin(held, pins)
+        if late := [slot for slot, waits in zip(held, loading, strict=True) if waits]:
+            self._reader.promote(np.array(late))
         # What was read ahead had not been kept since its last use either.
-        ahead = self._ahead.use(held, loading[present])
-        self._policy.touch(keys, len(missing) + ahead)
-        slots[~present] = new = self._load(row, missing, Queue.DEMAND)
-        self._leases[new] += 1
-        pins.append(new)
-        return slots, len(late), len(new)
+        self._policy.touch(keys, len(missing) + self._ahead.use(held, loading))
+        new = self._load(row, keys[missing].tolist(), Queue.DEMAND)
+        self._book.pin(new, pins)
+        for place, slot in zip(missing, new, strict=True):
+            slots[place] = slot
+        return len(late), len(missing)
 
-    def _call_off(self, row: int, slots: Numbers, keys: Keys) -> None:
+    def _call_off(self, row: int, slots: list[int], keys: list[int]) -> None:
         """`slots` were read into for a turn of `row`, which wants `keys` or will not come at all.
 
         Gives back those that are of no use and have not landed.
         """
-        slots = slots[(self._arena.states[slots] == LOADING) & (self._leases[slots] == 0)]
-        if not len(slots):
-            return
-        owners, wanted = self._key_of[slots].tolist(), set(keys.tolist())
-        vain = [o // self._num_experts == row and o not in wanted for o in owners]
-        self._withdraw(np.unique(slots[vain]))  # a read that failed leaves its slot to the next
+        first = row * self._num_experts
+        vain = self._book.in_vain(slots, first, first + self._num_experts, keys)
+        if vain:  # a read that failed leaves its slot to the next
+            self._withdraw(np.array(vain))
 
     def _withdraw(self, slots: Numbers) -> None:
         """Give back those of `slots [n]` that wait, not on demand."""
         if not len(slots):
             return
-        called_off = slots[self._reader.withdraw(slots)]
+        called_off: list[int] = slots[self._reader.withdraw(slots)].tolist()
         self._withdrawn += len(called_off)
         self._ahead.withdraw(called_off)
-        self._disown(called_off)  # some are FAILED only when a read that is under way has ended
-        self._vacate(called_off[self._arena.states[called_off] == FAILED])
+        for slot in called_off:
+            self._book.disown(slot)  # some are FAILED only when a read that is under way has ended
+        self._book.vacate([slot for slot in called_off if self._book.words[slot] == FAILED])
 
-    def _load(self, row: int, keys: Keys, queue: Queue) -> Numbers:
-        """Slots `[n]` for `keys [n]`, which have none; their reads are submitted."""
-        if not len(keys):
-            return np.empty(0, np.int64)
-        slots = self._claim(row, len(keys))
+    def _load(self, row: int, keys: list[int], queue: Queue, room: Room | None = None) -> list[int]:
+        """Slots for `keys`, which have none; their reads are submitted. `room`: what is idle."""
+        if not keys:
+            return []
+        slots = self._claim(row, len(keys), room)
         try:
-            experts = keys - row * self._num_experts
-            bases = self._arena.bases[slots]
-            self._arena.parts[slots] = self._records.parts(row, experts, bases)
-            if self._arena.biases is not None:
-                self._arena.biases[slots] = self._records.biases(row, bases)
-            self._key_of[slots] = keys
-            self._slot_of[keys] = slots
-            if queue is not Queue.BACKGROUND:  # which may not be read for long
-                self._arena.touched[slots] = True
-            self._reader.submit(self._records.jobs(row, experts, slots, self._arena.bases, queue))
-        except BaseException:
-            self._vacate(slots[self._arena.states[slots] == EMPTY])  # those that were not submitted
+            self._place(row, np.array(keys), np.array(slots), queue)
+        except BaseException:  # those that were not submitted
+            self._book.vacate([slot for slot in slots if self._book.words[slot] == EMPTY])
             raise
         return slots
 
-    def _claim(self, row: int, n: int) -> Numbers:
+    def _place(self, row: int, keys: Keys, slots: Numbers, queue: Queue) -> None:
+        experts, bases = keys - row * self._num_experts, self._arena.bases[slots]
+        self._arena.parts[slots] = self._records.parts(row, experts, bases)
+        if self._arena.biases is not None:
+            self._arena.biases[slots] = self._records.biases(row, bases)
+        self._key_of[slots] = keys
+        self._slot_of[keys] = slots
+        if queue is not Queue.BACKGROUND:  # which may not be read for long
+            self._arena.touched[slots] = True
+        self._reader.submit(self._records.jobs(row, experts, slots, self._arena.bases, queue))
+
+    def _claim(self, row: int, n: int, room: Room | None) -> list[int]:
         """`n` slots that nobody holds, now EMPTY: free ones, then the policy's victims'."""
-        self._make_free(row, n)
-        idle = self._ranges.idle(row, self._leases)
+        if self._make_free(row, n):
+            room = None
+        idle, owners = room or self._book.idle(self._ranges, row)
         while len(idle) < n:
             self._await_abandoned(row, n, len(idle))
-            idle = self._ranges.idle(row, self._leases)
-        self._vacate(idle[self._arena.states[idle] == FAILED])
-        keys = self._key_of[idle]
-        free: Numbers = idle[keys == _NOWHERE]
-        owned: Numbers = idle[keys != _NOWHERE]
-        if n <= len(free):
-            return free[:n]
-        chosen = self._predictions.victims(n - len(free), self._key_of[owned], self._policy)
-        victims: Numbers = owned[chosen]
-        self._evictions += len(victims)
-        self._vacate(victims)
-        both: Numbers = np.concatenate([free, victims])
-        return both
+            idle, owners = self._book.idle(self._ranges, row)
+        has_owner = owners != NOWHERE
+        free: list[int] = idle[~has_owner].tolist()
+        if n > len(free):
+            owned, theirs = idle[has_owner], owners[has_owner]
+            chosen = self._predictions.victims(n - len(free), theirs, self._policy)
+            victims: list[int] = owned[chosen].tolist()
+            self._evictions += len(victims)
+            self._book.vacate(victims)
+            free += victims
+        return free[:n]
 
-    def _make_free(self, row: int, n: int) -> None:
-        """Call off reads in the background where fewer than `n` slots are free."""
+    def _make_free(self, row: int, n: int) -> bool:
+        """Call off reads in the background where fewer than `n` slots are free; whether it did."""
         waiting = self._background.within(self._ranges[row])
         wanted = min(n - len(self._free(row)), len(waiting)) if len(waiting) else 0
         if wanted > 0:
             self._withdraw(waiting[self._policy.victims(wanted, self._key_of[waiting])])
+        return wanted > 0
 
     def _free(self, row: int) -> Numbers:
         """Idle slots for records of this layer that hold nothing of use."""
-        idle = self._ranges.idle(row, self._leases)
-        found: Numbers = idle[(self._key_of[idle] < 0) | (self._arena.states[idle] == FAILED)]
+        idle, owners = self._book.idle(self._ranges, row)
+        found: Numbers = idle[owners == NOWHERE]
         return found
 
-    def _num_spare(self, row: int) -> int:
+    def _num_spare(self, room: Room) -> int:
         """Idle slots that hold nothing which this token is predicted to need."""
-        idle = self._ranges.idle(row, self._leases)
-        held = idle[(self._key_of[idle] != _NOWHERE) & (self._arena.states[idle] != FAILED)]
-        return len(idle) - self._predictions.count(self._key_of[held])
+        idle, owners = room
+        return len(idle) - self._predictions.count(owners[owners != NOWHERE])
 
     def _await_abandoned(self, row: int, n: int, num_idle: int) -> None:
         """Wait for a read whose slot nobody holds: a prefetch, or that of a lease cut short."""
@@ -376,23 +377,9 @@ class ExpertStore:
         elif len(self._ranges.idle(row, self._leases)) == num_idle:  # none has landed meanwhile
             raise too_many(self._index.layers[row].layer, n, num_idle, len(slots))
 
-    def _vacate(self, slots: Numbers) -> None:
-        """Make slots EMPTY and their experts homeless, unless those live elsewhere by now."""
-        self._disown(slots)
-        self._ahead.drop(slots, self._arena.states[slots] == FAILED)
-        self._arena.states[slots] = EMPTY
-
-    def _disown(self, slots: Numbers) -> None:
-        keys = self._key_of[slots]
-        theirs = (keys != _NOWHERE) & (self._slot_of[keys] == slots)
-        self._slot_of[keys[theirs]] = _NOWHERE
-        self._key_of[slots] = _NOWHERE
-
-    def _release(self, pins: list[Numbers]) -> None:
+    def _release(self, pins: list[int]) -> None:
         with self._lock:
-            while pins:  # no call stands between the two statements, so Ctrl-C cannot either
-                self._leases[pins[-1]] -= 1
-                del pins[-1]
+            self._book.unpin(pins)
 
     def _wait(self, slot: int) -> None:
         start = time.perf_counter()

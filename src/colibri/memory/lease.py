@@ -20,15 +20,15 @@ class Lease:
     __slots__ = ("_acquire", "_pins", "_release")
 
     def __init__(
-        self, acquire: Callable[[list[Numbers]], Numbers], release: Callable[[list[Numbers]], None]
+        self, acquire: Callable[[list[int]], list[int]], release: Callable[[list[int]], None]
     ) -> None:
         """`acquire` adds what it holds to a list, bit by bit; `release` empties such a list."""
         self._acquire, self._release = acquire, release
-        self._pins: list[Numbers] = []
+        self._pins: list[int] = []
 
     def __enter__(self) -> Ints:
         try:
-            return self._acquire(self._pins).astype(np.int32)
+            return np.array(self._acquire(self._pins), np.int32)
         except BaseException:
             self._release(self._pins)
             raise

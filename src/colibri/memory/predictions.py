@@ -6,9 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.memory.eviction import Keys, Policy
-from colibri.memory.lease import Numbers
-
-_NONE = np.empty(0, np.int64)
 
 
 class Predictions:
@@ -21,16 +18,16 @@ class Predictions:
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.needed: NDArray[np.bool_] = np.zeros(num_layers * num_experts, bool)
         self._num_experts = num_experts
-        self._slots: dict[int, list[Numbers]] = {}  # read into, by row of the layer
+        self._slots: dict[int, list[int]] = {}  # read into, by row of the layer
 
     def add(self, row: int, keys: Keys) -> None:
         """A layer is predicted to want `keys [n]`."""
-        self._slots.setdefault(row, [_NONE])
+        self._slots.setdefault(row, [])
         self.needed[keys] = True
 
-    def read(self, row: int, slots: Numbers) -> None:
-        """For that, records are read into `slots [n]`."""
-        self._slots[row].append(slots)
+    def read(self, row: int, slots: list[int]) -> None:
+        """For that, records are read into `slots`."""
+        self._slots[row] += slots
 
     def count(self, keys: Keys) -> int:
         """How many of `keys` are needed."""
@@ -48,7 +45,7 @@ class Predictions:
         others = spared[policy.victims(n - len(loose), keys[spared])]
         return np.concatenate([loose, others])
 
-    def end(self, row: int, last_row: int) -> list[tuple[int, Numbers]]:
+    def end(self, row: int, last_row: int) -> list[tuple[int, list[int]]]:
         """The turn of `row` has come, after that of `last_row`: rows and slots of what has ended.
 
         With a new token, so have the predictions that a step which was cut short left behind.
@@ -59,4 +56,4 @@ class Predictions:
         ended = [each for each in self._slots if is_new or each <= row]
         for each in ended:
             self.needed[each * self._num_experts : (each + 1) * self._num_experts] = False
-        return [(each, np.concatenate(self._slots.pop(each))) for each in ended]
+        return [(each, self._slots.pop(each)) for each in ended]

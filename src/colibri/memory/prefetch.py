@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from colibri.kernels.api import Ints
 from colibri.memory.expert_store import ExpertStore
 from colibri.memory.governor import Governor
@@ -72,8 +70,8 @@ class Prefetcher:
         self.governor = governor or Governor()
         self._store, self._layers, self._mode, self._clock = store, list(layers), mode, clock
         self._row = {layer: row for row, layer in enumerate(layers)}
-        self._predicted: dict[tuple[int, int], Ints] = {}  # by row and distance
-        self._counts = np.zeros((3, 3), np.int64)  # by distance: predictions, wanted, foreseen
+        self._predicted: dict[tuple[int, int], list[int]] = {}  # by row and distance
+        self._counts = [[0, 0, 0] for _ in range(3)]  # by distance: predictions, wanted, foreseen
         self._steps = self._num_rows = self._quiet = self._reads = 0
         self._depth = 0
         self._start = 0.0
@@ -82,14 +80,14 @@ class Prefetcher:
     @property
     def stats(self) -> LookaheadStats:
         """Sums since the start."""
-        predictions, wanted, foreseen = self._counts.sum(axis=0).tolist()
+        predictions, wanted, foreseen = map(sum, zip(*self._counts, strict=True))
         return LookaheadStats(
             steps=self._steps,
             predictions=predictions,
             wanted=wanted,
             foreseen=foreseen,
-            wanted_by_two=int(self._counts[2, 1]),
-            foreseen_by_two=int(self._counts[2, 2]),
+            wanted_by_two=self._counts[2][1],
+            foreseen_by_two=self._counts[2][2],
         )
 
     def begin(self, num_rows: int) -> bool:
@@ -112,14 +110,15 @@ class Prefetcher:
         Two layers ahead are looked at where the next one gives the drive nothing to do.
         """
         row = self._row[layer]
-        self._novelty.use(row, used)
+        experts = used.tolist()  # few: numbers of Python are faster than arrays
+        self._novelty.use(row, experts)
         for distance in range(1, self._depth + 1):
-            self._score(row, distance, used)
+            self._score(row, distance, experts)
         for distance in range(1, min(self._depth, len(self._layers) - 1 - row) + 1):
             ahead = self._layers[row + distance]
-            experts = predict(ahead)
-            self._predicted[row + distance, distance] = experts
-            if self._store.prefetch(ahead, experts):
+            coming = predict(ahead)
+            self._predicted[row + distance, distance] = coming.tolist()
+            if self._store.prefetch(ahead, coming):
                 break
 
     def end(self) -> None:
@@ -134,11 +133,13 @@ class Prefetcher:
         self._reads = reads
         return self._quiet > _QUIET_STEPS
 
-    def _score(self, row: int, distance: int, used: Ints) -> None:
+    def _score(self, row: int, distance: int, used: list[int]) -> None:
         predicted = self._predicted.pop((row, distance), None)
         if predicted is not None:
-            hits = int(np.count_nonzero(np.isin(used, predicted)))
-            self._counts[distance] += 1, len(used), hits
+            counts = self._counts[distance]
+            counts[0] += 1
+            counts[1] += len(used)
+            counts[2] += len(set(used).intersection(predicted))
 
 
 class Novelty:
@@ -152,7 +153,7 @@ class Novelty:
 
     def __init__(self, store: ExpertStore, num_layers: int) -> None:
         self._store = store
-        self._last = np.full((num_layers, store.num_experts), -1)
+        self._last = [[-1] * store.num_experts for _ in range(num_layers)]
         self._step, self._used, self._horizon = 0, 1, 1
         self.demand = 0
 
@@ -162,10 +163,12 @@ class Novelty:
         self._step += 1
         self._used = self.demand = 0
 
-    def use(self, row: int, used: Ints) -> None:
-        """A layer, by its row, uses experts `used [n]`."""
-        self.demand += int(np.count_nonzero(self._last[row, used] < self._step - self._horizon))
-        self._last[row, used] = self._step
+    def use(self, row: int, used: list[int]) -> None:
+        """A layer, by its row, uses the experts `used`."""
+        last, step, oldest = self._last[row], self._step, self._step - self._horizon
+        for expert in used:
+            self.demand += last[expert] < oldest
+            last[expert] = step
         self._used += len(used)
 
 

@@ -31,50 +31,45 @@ class ReadAhead:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._origin = np.zeros(num_slots, np.int8)  # 0: nothing, or leased since
-        self._nbytes: Numbers = np.zeros(num_slots, np.int64)
+        self._origin = [0] * num_slots  # 0: nothing, or leased since
+        self._nbytes = [0] * num_slots
         self._sums = {origin: dict.fromkeys(_ENDS, 0) for origin in Origin}
         self.num_used = 0
 
-    def begin(self, slots: Numbers, nbytes: Numbers, origin: Origin) -> None:
-        """Records of `nbytes [n]` are being read into `slots [n]`."""
-        self._origin[slots], self._nbytes[slots] = origin, nbytes
-        self._sums[origin]["read"] += int(nbytes.sum())
+    def begin(self, slots: list[int], nbytes: list[int], origin: Origin) -> None:
+        """Records of `nbytes` are being read into `slots`."""
+        for slot, size in zip(slots, nbytes, strict=True):
+            self._origin[slot], self._nbytes[slot] = int(origin), size
+        self._sums[origin]["read"] += sum(nbytes)
 
-    def use(self, slots: Numbers, loading: NDArray[np.bool_] | None = None) -> int:
-        """`slots [n]` are leased, some while `loading [n]`; how many of them were read ahead."""
-        late = None if loading is None else loading.tolist()
-        num_found = self._end(slots, "useful", "late", late)
-        self.num_used += num_found
-        return num_found
+    def use(self, slots: list[int], loading: list[bool] | None = None) -> int:
+        """`slots` are leased, some while `loading`; how many of them were read ahead."""
+        found = 0
+        for place, slot in enumerate(slots):
+            if self._origin[slot]:
+                self._end(slot, "late" if loading and loading[place] else "useful")
+                found += 1
+        self.num_used += found
+        return found
 
-    def drop(self, slots: Numbers, failed: NDArray[np.bool_]) -> None:
-        """`slots [n]` are given up, some because their reads `failed [n]`."""
-        self._end(slots, "wasted", "failed", failed.tolist())
+    def drop(self, slot: int, failed: bool) -> None:
+        """The slot is given up, if its read `failed` because of that."""
+        self._end(slot, "failed" if failed else "wasted")
 
-    def withdraw(self, slots: Numbers) -> None:
-        """The reads of `slots [n]` did not come to an end: as if nobody had asked for them."""
-        self._end(slots, "withdrawn", "withdrawn", None)
+    def withdraw(self, slots: list[int]) -> None:
+        """The reads of `slots` did not come to an end: as if nobody had asked for them."""
+        for slot in slots:
+            self._end(slot, "withdrawn")
 
     def of(self, origin: Origin) -> AheadBytes:
         """What became of such records."""
         return AheadBytes(**self._sums[origin])
 
-    def _end(self, slots: Numbers, usual: str, other: str, is_other: list[bool] | None) -> int:
-        """Books what was read ahead into `slots [n]`; how many that were.
-
-        Slots are few: numbers of Python are faster than arrays.
-        """
-        found: list[int] = self._origin[slots].tolist()
-        if not any(found):
-            return 0
-        self._origin[slots] = 0
-        sizes = self._nbytes[slots].tolist()
-        others = is_other or [False] * len(found)
-        for origin, nbytes, turns in zip(found, sizes, others, strict=True):
-            if origin:
-                self._sums[Origin(origin)][other if turns else usual] += nbytes
-        return len(found) - found.count(0)
+    def _end(self, slot: int, how: str) -> None:
+        """Books what was read ahead into the slot, if that was."""
+        if origin := self._origin[slot]:
+            self._origin[slot] = 0
+            self._sums[Origin(origin)][how] += self._nbytes[slot]
 
 
 class Background:

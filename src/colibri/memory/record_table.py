@@ -20,11 +20,13 @@ class RecordTable:
         self._steps = [steps_of(layout.packings) for layout in index.layers]
         self._staged = [_flags(layout, index.file.shape[2]) for layout in index.layers]
         self._regions = [_padded(layout, index.file.shape[2]) for layout in index.layers]
+        self._deltas = [np.array(layout.part_deltas) for layout in index.layers]
+        self._sizes: Int64s = index.nbytes.sum(axis=2)
 
     def parts(self, row: int, experts: Int64s, bases: Int64s) -> Int64s:
         """Arena offsets `[n, 3]` of gate, up and down of `experts [n]` in slots at `bases [n]`."""
         layout = self._index.layers[row]
-        deltas: Int64s = bases[:, None] + np.array(layout.part_deltas)
+        deltas: Int64s = bases[:, None] + self._deltas[row]
         if layout.part_pieces[0] < 0:  # packed: always at the same place
             return deltas
         pieces = list(layout.part_pieces)
@@ -39,7 +41,7 @@ class RecordTable:
 
     def nbytes(self, row: int, experts: Int64s) -> Int64s:
         """Bytes `[n]` of the records of `experts [n]`."""
-        found: Int64s = self._index.nbytes[row, experts].sum(axis=1)
+        found: Int64s = self._sizes[row].take(experts)
         return found
 
     def jobs(self, row: int, experts: Int64s, slots: Int64s, bases: Int64s, queue: Queue) -> Jobs:
@@ -48,17 +50,17 @@ class RecordTable:
         `bases [num_slots]` is where all slots start.
         """
         index = self._index
-        if queue is not Queue.PREFETCH:
+        if queue is not Queue.PREFETCH and len(experts) > 1:
             order = np.lexsort((index.offset[row, experts, 0], index.file[row, experts, 0]))
             experts, slots = experts[order], slots[order]
         return Jobs(
             slots=slots.astype(np.int32),
             records=experts + row * index.file.shape[1],
-            files=index.file[row, experts],
-            offsets=index.offset[row, experts],
-            nbytes=index.nbytes[row, experts],
+            files=index.file[row].take(experts, axis=0),
+            offsets=index.offset[row].take(experts, axis=0),
+            nbytes=index.nbytes[row].take(experts, axis=0),
             targets=self._targets(row, bases[slots]),
-            crcs=None if index.crc is None else index.crc[row, experts],
+            crcs=None if index.crc is None else index.crc[row].take(experts),
             scans=self._scans[row],
             queue=queue,
             bases=bases[slots],
