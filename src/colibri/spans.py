@@ -50,6 +50,7 @@ class Spans:
         self._num_reads = 0
         self._file.write("[\n")
         self._event("M", "process_name", args={"name": "colibri"})
+        self._event("M", "began", args={"monotonic_ns": self._start})
 
     def add(self, name: str, kind: Kind, begin_ns: int, end_ns: int, **told: Any) -> None:
         """A span of the calling thread."""

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from colibri.cli.bench_report import report
+from colibri.cli.bench_serve import add_serve
 from colibri.cli.bench_streams import add_streams
 from colibri.cli.commands import Command, new_app
 from colibri.cli.options import JSON, KERNELS, with_some
@@ -26,6 +27,7 @@ from colibri.settings.parsing import parse_size
 
 app = new_app(name="bench", help="Measure, and print the ceilings beside it.", no_args_is_help=True)
 add_streams(app)
+add_serve(app)
 
 _CAPTION = """\
 GB/s: weights read. limit: GB/s over what the same threads read without computing. parts: time of

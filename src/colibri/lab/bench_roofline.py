@@ -41,12 +41,7 @@ class _Roof:
         description = rig.prepared.description
         slot_nbytes = description.experts.layers[0].slot_nbytes
         self._arithmetic = ArithmeticLimit(rig.kernels, rig.model, slot_nbytes)
-        embedding = rig.model.trunk.embedding
-        tied = description.blueprint.trunk.tied
-        unused = (
-            0 if tied else embedding.format.resident_nbytes((embedding.rows, embedding.columns))
-        )
-        self._dense = description.dense_nbytes - unused  # one row of the embedding is read
+        self._dense = rig.dense_bytes
         plan = rig.prepared.plan
         self._kv_bytes = plan.kv_bytes / max(1, plan.num_kv_blocks) / 64  # of a position
 

@@ -25,6 +25,15 @@ def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     return product_interval([values], level)
 
 
+def quantile_interval(values: Sequence[float], share: float, level: float = LEVEL) -> Interval:
+    """The same of another quantile: that below which a `share` of the values lies."""
+    rng = np.random.default_rng(_SEED)
+    drawn = np.asarray(values)[rng.integers(0, len(values), (_RESAMPLES, len(values)))]
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.quantile(drawn, share, axis=1), [tail, 1 - tail])
+    return float(low), float(high)
+
+
 def product_interval(cells: Sequence[Sequence[float]], level: float = LEVEL) -> Interval:
     """The percentile bootstrap interval of the geometric mean of the medians of several samples.
 

@@ -13,7 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from colibri.engine.metrics import ExpertCounts
+from colibri.engine.request import GenerateRequest, SamplingParams
 from colibri.engine.session import Session
+from colibri.engine.task import Listener, Task
 from colibri.errors import NativeLibraryError, SettingsError
 from colibri.kernels.native import NativeKernels
 from colibri.lab.figure import device_bytes, files_bytes
@@ -41,6 +43,8 @@ class Stretch:
         wanted_bytes: bytes of experts that were used and had not been in memory.
         device_bytes: what the system read for the process; None where it does not tell.
         attention_s: of the seconds, those in attention.
+        native_s: of the seconds, those in native calls; 0 where they are not told apart.
+        steps: passes that computed the tokens.
         positions: middle of the positions that were computed.
     """
 
@@ -50,6 +54,8 @@ class Stretch:
     wanted_bytes: int
     device_bytes: int | None
     attention_s: float
+    native_s: float = 0.0
+    steps: int = 1
     positions: float = 0.0
 
     @property
@@ -80,6 +86,7 @@ class Rig:
         model: what is below.
         script: who is chosen.
         drops: whether the files are dropped from the page cache before each stretch.
+        dense_bytes: that every step reads from memory.
     """
 
     def __init__(self, prepared: Prepared, model: Model, script: Script) -> None:
@@ -90,6 +97,7 @@ class Rig:
         self.llm = LLM(prepared, model)
         self.record_bytes = prepared.description.experts.layers[0].record_nbytes
         self.model_bytes = files_bytes(prepared.directory)
+        self.dense_bytes = dense_bytes(prepared, model)
         self._ids = np.random.default_rng(0)
         direct_model(model, self.kernels, script)
 
@@ -126,7 +134,51 @@ class Rig:
             before = self._clocks()
             for _ in range(num_tokens):
                 next(stream)
-            return self._since(before, num_tokens, _PROMPT + num_tokens / 2)
+            turn = self._since(before, num_tokens, _PROMPT + num_tokens / 2)
+            return replace(turn, steps=num_tokens)
+
+    def decode_together(self, num_steps: int, count: int, *, n: int = 1) -> Stretch:
+        """Decode `n` replies each to `count` prompts of a few tokens, in the same passes.
+
+        Until all of them have begun does not count.
+        """
+        engine = self.llm.engine
+        tasks = [self._submit(self.random_ids(_PROMPT), n, num_steps) for _ in range(count)]
+        choices = [choice for task in tasks for choice in task.choices]
+        self._forget()
+        while not all(choice.tokens for choice in choices):
+            engine.step()
+        before = self._clocks()
+        native_s = self.kernels.native_seconds(lambda: [engine.step() for _ in range(num_steps)])
+        turn = self._since(before, num_steps * count * n, _PROMPT + num_steps / 2)
+        for task in tasks:
+            engine.cancel(task)
+        return replace(turn, native_s=native_s, steps=num_steps)
+
+    def read_together(self, ids: Sequence[int], n: int) -> Stretch:
+        """Read a prompt for `n` replies, until all have begun; passes of a row a reply aside."""
+        engine, found = self.llm.engine, []
+        task = self._submit(ids, n, n)
+        self._forget()
+        while not all(choice.tokens for choice in task.choices):
+            position, before = self.script.position, self._clocks()
+            engine.step()
+            if self.script.position - position > n:
+                found.append(self._since(before, len(ids), len(ids) / 2))
+        engine.cancel(task)
+        first, *others = found
+        return replace(first, counts=sum((turn.counts for turn in others), first.counts))
+
+    def _submit(self, ids: Sequence[int], n: int, num_steps: int) -> Task:
+        """A request for so many tokens of each reply, and more than it will be asked for."""
+
+        def fail(error: Exception) -> None:
+            raise error
+
+        params = SamplingParams(max_tokens=num_steps + 2 * n, ignore_eos=True)
+        request = GenerateRequest(prompt=tuple(ids), params=params, n=n)
+        listener = Listener(lambda _event: None, fail)
+        return self.llm.engine.submit(request, listener, shared=False)
 
     def fill(self) -> None:
         """Read experts until every slot holds one."""
@@ -195,6 +247,15 @@ class Rig:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def dense_bytes(prepared: Prepared, model: Model) -> int:
+    """Bytes of the weights that every step reads; of an untied embedding it is one row."""
+    embedding = model.trunk.embedding
+    found: int = prepared.description.dense_nbytes
+    if prepared.description.blueprint.trunk.tied:
+        return found
+    return found - embedding.format.resident_nbytes((embedding.rows, embedding.columns))
 
 
 def routed(prepared: Prepared) -> Prepared:

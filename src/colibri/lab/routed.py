@@ -72,6 +72,11 @@ class Script:
         found: Ints = self.ids[self._range(self._first + self._count, count)]
         return found
 
+    @property
+    def position(self) -> int:
+        """How many tokens have passed."""
+        return self._first + self._count
+
     def seek(self, token: int) -> None:
         """The next token is that one."""
         self._first, self._count = token, 0
