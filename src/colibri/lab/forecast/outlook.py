@@ -15,10 +15,12 @@ from colibri.lab.forecast.hits import Hits, expected_hits
 from colibri.lab.forecast.probes import MOST_AGE_S, Probes, probe
 from colibri.lab.forecast.work import Work, work_of
 from colibri.llm.heat_keeper import open_usage
-from colibri.llm.loading import LoadProgress, Prepared
+from colibri.llm.loading import LoadProgress, make_kernels
 from colibri.llm.location import uses_bundled
 from colibri.memory.budget import process_rss
+from colibri.models.description import Description
 from colibri.models.plan import Plan, plan_model
+from colibri.settings import Settings
 from colibri.units import format_bytes, parse_bytes
 
 PROMPT_TOKENS = 512
@@ -118,6 +120,7 @@ class Outlook:
                 "dram_bytes_per_s": self.probes.dram_bytes_per_s,
                 "threads": self.probes.threads,
                 "at": self.probes.at,
+                "others_share": self.probes.others_share,
             },
             "changes": [
                 {"what": change.what, "times_as_fast": change.times_as_fast}
@@ -127,7 +130,9 @@ class Outlook:
 
 
 def look_out(
-    prepared: Prepared,
+    description: Description,
+    plan: Plan,
+    settings: Settings,
     progress: LoadProgress,
     *,
     what_if: WhatIf = WhatIf(),
@@ -138,7 +143,9 @@ def look_out(
     """Probe this machine where that was not done lately, and forecast.
 
     Args:
-        prepared: the model, planned for this machine.
+        description: the model.
+        plan: made for this machine.
+        settings: by which it was made.
         progress: told while probing.
         what_if: another machine.
         hit_rate: known from elsewhere.
@@ -150,13 +157,12 @@ def look_out(
             are told of.
         BudgetError: the model does not fit the other machine.
     """
-    plan = prepared.plan if what_if.ram is None else _planned(prepared, ram=what_if.ram)
-    work = work_of(prepared.description, plan)
-    here = probe(
-        prepared.description.experts, work.formats, prepared.settings, progress, most_age_s
-    )
+    view = _View(description, settings, _heat(description, settings), hit_rate, prompt_tokens)
+    if what_if.ram is not None:
+        plan = view.planned(ram=what_if.ram)
+    work = work_of(description, plan)
+    here = probe(description.experts, work.formats, settings, progress, most_age_s)
     probes = what_if.probes(here)
-    view = _View(prepared, _heat(prepared), hit_rate, min(prompt_tokens, plan.context_length))
     hits, expected = view.expected(plan, work, probes)
     changes = sorted(
         (
@@ -176,33 +182,35 @@ def look_out(
     )
 
 
-def _planned(prepared: Prepared, **changes: Any) -> Plan:
-    """The budget divided anew, with some of what was asked changed."""
-    memory = replace(prepared.settings.memory, **changes)
-    return plan_model(prepared.description, memory, prepared.kernels, process_rss())
-
-
-def _heat(prepared: Prepared) -> NDArray[np.float64] | None:
-    settings = prepared.settings
-    if not settings.heat or uses_bundled(settings) or not prepared.description.experts.layers:
+def _heat(description: Description, settings: Settings) -> NDArray[np.float64] | None:
+    if not settings.heat or uses_bundled(settings) or not description.experts.layers:
         return None
-    return open_usage(prepared.description).counts
+    if not all(path.is_file() for path in description.experts.files):
+        return None  # before the download
+    return open_usage(description).counts
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
     """What does not change between this set-up and others."""
 
-    prepared: Prepared
+    description: Description
+    settings: Settings
     heat: NDArray[np.float64] | None
     given: float | None
     prompt_tokens: int
+
+    def planned(self, **changes: Any) -> Plan:
+        """The budget divided anew, with some of what was asked changed."""
+        memory = replace(self.settings.memory, **changes)
+        return plan_model(self.description, memory, make_kernels(self.settings), process_rss())
 
     def expected(self, plan: Plan, work: Work, probes: Probes) -> tuple[Hits, Forecast]:
         """Hits and speeds under a plan."""
         resident = min(1.0, plan.num_slots / plan.num_experts) if plan.num_experts else 1.0
         hits = expected_hits(resident, self.heat, self.given)
-        return hits, forecast(work, probes, hits.rate, resident, self.prompt_tokens)
+        tokens = min(self.prompt_tokens, plan.context_length)
+        return hits, forecast(work, probes, hits.rate, resident, tokens)
 
     def others(self, plan: Plan, work: Work, probes: Probes) -> Iterator[tuple[str, Forecast]]:
         """The same with one thing changed."""
@@ -219,7 +227,7 @@ class _View:
         self, plan: Plan, work: Work, probes: Probes
     ) -> Iterator[tuple[str, Forecast]]:
         try:
-            larger = _planned(self.prepared, ram=2 * plan.budget_bytes, expert_slots=None)
+            larger = self.planned(ram=2 * plan.budget_bytes, expert_slots=None)
         except BudgetError:
             return
         if larger.num_slots > plan.num_slots:
@@ -245,7 +253,7 @@ class _View:
         if plan.num_slots >= plan.num_experts or plan.context_length < 2048:
             return
         try:
-            short = _planned(self.prepared, context_length=plan.context_length // 4)
+            short = self.planned(context_length=plan.context_length // 4)
         except (BudgetError, SettingsError):
             return
         what = f"a context of {short.context_length:,} tokens (--context-length)"

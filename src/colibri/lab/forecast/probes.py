@@ -33,6 +33,7 @@ from colibri.lab.working_set import (
 from colibri.llm.loading import LoadProgress
 from colibri.memory.devices import Reading
 from colibri.memory.opening import is_measurable, known_reading, reading_key
+from colibri.memory.other_load import OtherLoad
 from colibri.memory.receipt import write_atomically
 from colibri.settings import Settings
 
@@ -43,6 +44,7 @@ _WORKING_SET, _ROUNDS, _TURN_S = 192 << 20, 3, 0.04
 _MANY = 64  # rows of a prompt's matrices
 _DRIVE_BYTES = 96 << 20
 _SMALL_DRIVE = 1e9  # bytes per second assumed of models that are too small to tell
+_MOST_OTHERS = 0.2  # of the processors; with more, probes are not kept
 _LAYER_S = 40e-6  # of a layer outside matrices: Python, pool, norms, router, at one token
 
 
@@ -65,6 +67,7 @@ class Probes:
         speeds: by format.
         threads: that compute.
         at: when it was measured, in seconds since 1970.
+        others_share: of the processors, that other programs took meanwhile; None if not told.
     """
 
     dram_bytes_per_s: float
@@ -73,6 +76,12 @@ class Probes:
     speeds: Mapping[str, Speed] = field(default_factory=dict)
     threads: int = 1
     at: float = 0.0
+    others_share: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others were so busy that an idle machine will be faster than this."""
+        return self.others_share is not None and self.others_share > _MOST_OTHERS
 
     def speed(self, fmt: str) -> Speed:
         """Of a format; of one that was not measured, that of bf16, or of memory."""
@@ -119,7 +128,7 @@ def probe(
     if known is not None and not missing:
         return known
     kernels = bench_kernels_of(settings, settings.activations or Activations.INT16)
-    stages = len(missing) + 1
+    stages, load = len(missing) + 1, OtherLoad()
     progress("probing this machine", 0, stages)
     dram, speeds = known.dram_bytes_per_s if known else 0.0, dict(known.speeds if known else {})
     with closing(touched(_WORKING_SET, "the probe's working set")) as memory:
@@ -134,9 +143,11 @@ def probe(
         speeds=speeds,
         threads=kernels.threads,
         at=known.at if known else time.time(),
+        others_share=load.share(),
     )
     progress("probing this machine", stages, stages)
-    _remember(path, key, found)
+    if not found.is_disturbed:
+        _remember(path, key, found)
     return found
 
 
@@ -155,17 +166,23 @@ def _speed(kernels: BenchKernels, fmt: Format, memory: Bytes) -> tuple[Speed, fl
 
 
 def _drive(index: ExpertIndex, settings: Settings) -> float:
-    if not len(index.files) or not is_measurable(index):
+    if not _is_here(index):
         return _SMALL_DRIVE
     reading = known_reading(index, settings.reader.cache) or Reading()
     with DriveLimit(index, reading) as limit:
         return median([limit.sample(_DRIVE_BYTES) for _ in range(_ROUNDS)])
 
 
+def _is_here(index: ExpertIndex) -> bool:
+    """Whether there are records to be read; before a download there are none."""
+    here = bool(index.files) and all(path.is_file() for path in index.files)
+    return here and is_measurable(index)
+
+
 def _key(index: ExpertIndex, settings: Settings) -> str:
     """The drive and what computes."""
     drive = "none"
-    if len(index.files) and is_measurable(index):
+    if _is_here(index):
         drive = reading_key(index, np.flatnonzero((index.file[:, :, 0] >= 0).ravel())[:1])
     wanted = (settings.threads, settings.isa, str(settings.activations))
     return f"{drive} {wanted}"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from colibri.errors import SettingsError
 from colibri.lab.forecast import probes as probes_module
 from colibri.lab.forecast.forecast import Forecast, forecast
 from colibri.lab.forecast.hits import TYPICAL, expected_hits
-from colibri.lab.forecast.outlook import WhatIf, look_out
+from colibri.lab.forecast.outlook import Outlook, WhatIf, look_out
 from colibri.lab.forecast.probes import Probes, Speed, probe
 from colibri.lab.forecast.work import SparseLayer, Work, work_of
 from colibri.llm.loading import Prepared, prepare
@@ -143,10 +144,15 @@ def test_machines_that_are_none(text: str) -> None:
         WhatIf.parse(text)
 
 
+def look(prepared: Prepared, **others: Any) -> Outlook:
+    return look_out(prepared.description, prepared.plan, prepared.settings, silent, **others)
+
+
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     monkeypatch.setattr(probes_module, "_WORKING_SET", 8 << 20)
     monkeypatch.setattr(probes_module, "_TURN_S", 0.002)
+    monkeypatch.setattr(probes_module, "_MOST_OTHERS", 2.0)  # whatever else runs here
     model = write_tiny(tmp_path / "model", PLAIN)
     return prepare(Settings.resolve({}, model=str(model), cache_dir=str(tmp_path / "cache")))
 
@@ -167,8 +173,15 @@ def test_probes_are_kept_and_measured_again(
     assert probe(index, ["f32"], settings, silent).at > first.at
 
 
+def test_disturbed_probes_are_not_kept(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_module, "_MOST_OTHERS", -1.0)
+    found = probe(prepared.description.experts, ["f32"], prepared.settings, silent)
+    assert found.is_disturbed
+    assert not (prepared.settings.cache / probes_module.NAME).exists()
+
+
 def test_an_outlook_has_a_plan_speeds_and_reasons(prepared: Prepared) -> None:
-    found = look_out(prepared, silent)
+    found = look(prepared)
     told = found.as_dict()
     placement = told["placement"]
     assert placement["dense_bytes"] + placement["shared_bytes"] == prepared.plan.dense_bytes
@@ -181,11 +194,11 @@ def test_an_outlook_has_a_plan_speeds_and_reasons(prepared: Prepared) -> None:
 def test_an_outlook_on_another_machine(tmp_path: Path, prepared: Prepared) -> None:
     settings = replace(prepared.settings, expert_slots=0.5)
     half = prepare(settings)
-    here = look_out(half, silent)
-    there = look_out(half, silent, what_if=WhatIf(disk=1e6), hit_rate=0.2)
+    here = look(half)
+    there = look(half, what_if=WhatIf(disk=1e6), hit_rate=0.2)
     assert there.hits == (0.2, "given")
     assert there.expected.bound == "disk"
     assert there.expected.decode.value < here.expected.decode.value
     assert there.changes[0].times_as_fast > 1.2
-    larger = look_out(half, silent, what_if=WhatIf(ram=1 << 40))
+    larger = look(half, what_if=WhatIf(ram=1 << 40))
     assert larger.plan.budget_bytes == 1 << 40
