@@ -76,7 +76,8 @@ class Rope:
 
         Raises:
             UnsupportedModelError: an unknown `rope_type`.
-            ConfigError: a key that the kind needs is missing or not a positive number.
+            ConfigError: a key that the kind needs is missing or not a positive number, or beyond
+                what floats hold.
         """
         kind = str(parameters.get("rope_type", "default"))
         scaling = _SCALINGS.get(kind)
@@ -88,11 +89,19 @@ class Rope:
         _refuse_unknown(parameters)
         rotary_dim = _rotary_dim(parameters, head_dim)
         theta = _number(parameters, "rope_theta")
-        plain = theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-        context = _Context(parameters, plain, theta, rotary_dim, max_position_embeddings)
-        inverse, factor = scaling(context)
+        try:
+            with np.errstate(over="raise", divide="raise", invalid="raise"):
+                plain = theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+                context = _Context(parameters, plain, theta, rotary_dim, max_position_embeddings)
+                inverse, factor = scaling(context)
+                score_factor = _score_factor(context, kind)
+        except ArithmeticError:
+            raise ConfigError(
+                f"config.json: rope_parameters = {dict(parameters)!r}: wanted numbers that give "
+                "finite frequencies, found some too large or too small for that"
+            ) from None
         key = (*inverse.tolist(), factor)
-        return cls(inverse, factor, pairing, key, _score_factor(context, kind))
+        return cls(inverse, factor, pairing, key, score_factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,3 +236,16 @@ def test_a_key_that_nothing_reads_is_refused(key: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"rope_parameters\.{key} = 3"):
         rope(**{key: 3})
     assert rope(**{key: None}).rotary_dim == rope().rotary_dim
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mscale_all_dim": 1e300, "mscale": 1.0},
+        {"rope_theta": 1e-300, "rope_type": "linear", "factor": 1e-300},
+    ],
+)
+def test_numbers_that_floats_cannot_follow_are_refused(changes: dict[str, Any]) -> None:
+    given = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, **changes}
+    with pytest.raises(ConfigError, match="finite frequencies"):
+        Rope.from_parameters(given, head_dim=64, max_position_embeddings=64)
