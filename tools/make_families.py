@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from colibri.models.blueprint import Blueprint  # noqa: E402
 from colibri.models.family import Family  # noqa: E402
+from colibri.models.published import published_model, published_models  # noqa: E402
 from colibri.models.registry import all_families  # noqa: E402
 
 PATH = ROOT / "docs" / "FAMILIES.md"
@@ -25,15 +26,26 @@ HEAD = """# Families
 Made by `tools/make_families.py` from the families' files; a test keeps it true.
 
 A family is found by config.json's `model_type`, at the top or under `text_config`. Every family
-streams its routed experts, reads any spelling of them, and is computed by the same kernels; each
-has a golden in `tests/goldens`, made with Hugging Face's transformers from a seeded tiny
-checkpoint, and its logits stay within 2e-4 of it. Config keys that would change the computation
+streams its routed experts, reads any spelling of them, and is computed by the same kernels. Each
+is checked against Hugging Face's transformers: goldens in `tests/goldens`, made from a seeded tiny
+checkpoint, hold its logits, greedy ids and choices of experts, those behind a prompt of 1,500
+tokens, and those of its drafting heads where the table says so; ours stay within 2e-4 of them.
+Every family is run in float32 and bfloat16, in containers, and rounded at load; the table adds in
+which storage published checkpoints of it are run as they are. No family was run on published
+weights here: those are too large for these tests. Config keys that would change the computation
 and are not implemented are refused by name. Where heads that draft further tokens are known,
 `--mtp true` loads them; elsewhere, and without it, they are left aside.
 
-| model_type | what is peculiar | a token keeps | drafting heads | knowingly ignored tensors |
-|---|---|---|---|---|
+| model_type | what is peculiar | a token keeps | golden | as published | drafting heads | ignored |
+|---|---|---|---|---|---|---|
 """
+# Published storage that fixtures have, beside that of the models that `make_checkpoint` knows.
+FIXTURES = {
+    "deepseek_v3": ("fp8-e4m3-b128", "int4-g32-bf16"),
+    "deepseek_v4": ("mxfp4",),
+    "gpt_oss": ("mxfp4",),
+    "qwen3_moe": ("fp8-e4m3 in blocks of 32 x 16",),
+}
 
 
 def peculiar(family: Family) -> str:
@@ -64,12 +76,30 @@ def kept(family: Family) -> str:
     return ", ".join(kinds) or "nothing"
 
 
+def goldens(family: Family) -> str:
+    """What the goldens of the family hold."""
+    parts = {"": "logits", ".long": "1,500 tokens", ".mtp": "drafting heads"}
+    stem = GOLDENS / family.model_type
+    return ", ".join(part for tail, part in parts.items() if Path(f"{stem}{tail}.npz").is_file())
+
+
+def storage(family: Family) -> str:
+    """Formats of published checkpoints that tests run as they are."""
+    found = set(FIXTURES.get(family.model_type, ()))
+    for name in published_models():
+        published = published_model(name)
+        if published.config["model_type"] in (family.model_type, *family.aliases):
+            found |= {published.experts, published.dense}
+    return ", ".join(sorted(found)) or "floats"
+
+
 def row(family: Family) -> str:
     """One line of the table."""
     names = ", ".join(f"`{name}`" for name in (family.model_type, *family.aliases))
     ignored = ", ".join(f"`{pattern}`" for pattern in family.ignore) or "none"
     heads = "known" if family.mtp else "left aside"
-    return f"| {names} | {peculiar(family)} | {kept(family)} | {heads} | {ignored} |\n"
+    own = (peculiar(family), kept(family), goldens(family), storage(family), heads, ignored)
+    return f"| {names} | {' | '.join(own)} |\n"
 
 
 def text() -> str:
