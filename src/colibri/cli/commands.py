@@ -26,6 +26,7 @@ SUMMARIES = {
     "sim": "Replay traces against eviction policies: learn on first halves, score on second "
     "halves.",
     "doctor": "Examine this machine and a model: what works, what is slow, and what mends it.",
+    "top": "Watch a running server: speed, hits, reads, conversations and memory.",
     "eval": "Measure what a model, or a setting, is worth.",
     "bench": "Measure, and print the ceilings beside it.",
     "mirror": "Keep copies of experts on other drives, so that more than one drive is read at "
@@ -115,6 +116,8 @@ def _imported(name: str) -> Any:
             from colibri.cli.sim import sim as found
         case "doctor":
             from colibri.cli.doctor import doctor as found
+        case "top":
+            from colibri.cli.top import top as found
         case "eval":
             from colibri.cli.eval import app as found
         case "bench":
