@@ -4,8 +4,9 @@
 
 #include "kern_linear.h"
 #include "kern_mix.h"
+#include "kern_softmax.h"
 
-enum { BLOCK = 64, SPLIT = 1024, QUERIES = 16 /* that meet a block at once */, PART_ROWS = 96, MOST_RELATIVE = 64 /* rank of relative biases */ };
+enum { SPLIT = 1024, QUERIES = 16 /* that meet a block at once */, PART_ROWS = 96, MOST_RELATIVE = 64 /* rank of relative biases */ };
 
 typedef struct {
     const colibri_attention *layer;
@@ -70,12 +71,6 @@ static int32_t bad_row(const attention_job *job) {
     return -1;
 }
 
-/* A softmax in progress: the largest score so far, the sum of 2^(score - max), and the values weighted likewise. */
-typedef struct {
-    float max, sum;
-    float *o; /* [hd] */
-} softmax;
-
 /* Queries of one K/V head and sequence, each with the positions it sees; `rows` and `heads` say whose they are. */
 typedef struct {
     int num;
@@ -85,10 +80,6 @@ typedef struct {
     float q[QUERIES * WEIGHT_STRIDE]; /* [num, hd] times the scale and log2 e */
     float r[QUERIES * MOST_RELATIVE]; /* [num, rank] times log2 e */
 } bunch;
-
-static void multiply_by(const uint8_t *scales, float *p) {
-    for (int j = 0; j < BLOCK; j += 16) vf16_store(p + j, vf16_mul(vf16_f32(p + j), vf16_f32(scales + 4 * j)));
-}
 
 /* For each place of the block at `start` the weights [rank, 64] of its distance from `position`; 0 where all are beyond the extent. */
 static int take_distances(const colibri_attention *layer, int64_t position, int64_t start, float *near) {
@@ -128,25 +119,6 @@ static uint64_t seen_places(const attention_job *job, const bunch *b, int i, int
     uint64_t chosen = 0;
     for (; low < job->most_selected && row[low] >= 0 && row[low] < start + BLOCK; low++) chosen |= 1ull << (row[low] - start);
     return all & chosen;
-}
-
-/* Scores [64] of one query, of which the places `seen` count, become weights; the rest zero. */
-static void weigh_keys(float *p, uint64_t seen, softmax *s, int64_t hd) {
-    for (int j = 0; seen != ~0ull && j < BLOCK; j++) p[j] = seen >> j & 1 ? p[j] : -__builtin_inff();
-    vf16 most = vf16_set1(s->max);
-    for (int j = 0; j < BLOCK; j += 16) most = vf16_max(vf16_f32(p + j), most);
-    const float max = vf16_most(most);
-    for (int j = 0; j < BLOCK; j++) p[j] = exp2_falling(p[j] - max);
-    for (int j = 0; seen != ~0ull && j < BLOCK; j++) p[j] = seen >> j & 1 ? p[j] : 0.0f;
-    vf16 sums = vf16_f32(p);
-    for (int j = 16; j < BLOCK; j += 16) sums = vf16_add(sums, vf16_f32(p + j));
-    if (max != s->max) {
-        const float keep = exp2_falling(s->max - max);
-        s->sum *= keep;
-        for (int64_t d = 0; d < hd; d++) s->o[d] *= keep;
-        s->max = max;
-    }
-    s->sum += vf16_sum(sums);
 }
 
 /* Adds the values of a block: place j of query i weighs p[i][j], j in [begin[i], end[i]]. Neighbours that see the same keys share
@@ -216,16 +188,6 @@ static void attend_split(const attention_job *job, bunch *b, int64_t split) {
         attend_block(job, b, start, start > first ? start : first, start + BLOCK < end ? start + BLOCK - 1 : end - 1, last);
     }
     for (int i = 0; i < b->num; i++) mix_settle(job->kv->format, b->s[i].o, job->layer->head_dim);
-}
-
-/* Combines the next split into what the splits before it found; one of which nothing is seen changes nothing. */
-static void combine(softmax *all, const softmax *next, int64_t hd) {
-    if (next->max == -__builtin_inff()) return;
-    const float max = next->max > all->max ? next->max : all->max;
-    const float a = exp2_falling(all->max - max), b = exp2_falling(next->max - max);
-    all->sum = __builtin_fmaf(next->sum, b, all->sum * a);
-    for (int64_t d = 0; d < hd; d++) all->o[d] = __builtin_fmaf(next->o[d], b, all->o[d] * a);
-    all->max = max;
 }
 
 /* The sink takes part in the sum; then the weights are made to add up to one. */

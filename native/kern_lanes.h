@@ -8,45 +8,62 @@
 enum { LANES = 32 };
 #define UNROLLED _Pragma("GCC unroll 32") /* registers: 24 turns are more than the compiler unrolls by itself */
 
+/* Keys, or numbers of a value, that are summed in registers for TILE_LANES vectors of heads. */
 #ifdef VEC_AVX512
-enum { LANE_ROWS = 12 }; /* keys, or numbers of a value, that are summed in registers for two vectors of heads */
+enum { LANE_ROWS = 12, TILE_LANES = 2 };
 #else
-enum { LANE_ROWS = 3 };
+enum { LANE_ROWS = 6, TILE_LANES = 1 };
 #endif
 
-/* p[j][l] = k_j . q_l over `width` numbers ascending, for J keys and V vectors of lanes. */
-INLINE void score_tile(int J, int V, const float *keys, int64_t width, const float *q, float *p) {
-    vf16 acc[2 * LANE_ROWS][2];
+/* How many of `left` rows go at once: no fewer than four as long as that is possible. */
+INLINE int64_t rows_at_once(int64_t left) {
+    if (left >= LANE_ROWS && (left - LANE_ROWS >= 4 || left % LANE_ROWS != 2)) return LANE_ROWS;
+    return left >= 4 ? 4 : 1;
+}
+
+/* p[j][l] += k_j . q_l over `num` of their numbers ascending, for J keys and V vectors of lanes. */
+INLINE void score_tile(int J, int V, const float *keys, int64_t width, int64_t num, const float *q, float *p) {
+    vf16 acc[LANE_ROWS][2];
     UNROLLED
     for (int j = 0; j < J; j++) {
-        for (int v = 0; v < V; v++) acc[j][v] = vf16_zero();
+        UNROLLED for (int v = 0; v < V; v++) acc[j][v] = vf16_f32(p + j * LANES + 16 * v);
     }
-    for (int64_t i = 0; i < width; i++) {
+    for (int64_t i = 0; i < num; i++) {
         vf16 qs[2];
-        for (int v = 0; v < V; v++) qs[v] = vf16_f32(q + i * LANES + 16 * v);
+        UNROLLED for (int v = 0; v < V; v++) qs[v] = vf16_f32(q + i * LANES + 16 * v);
         UNROLLED
         for (int j = 0; j < J; j++) {
             const vf16 key = vf16_set1(keys[j * width + i]);
-            for (int v = 0; v < V; v++) acc[j][v] = vf16_fma(key, qs[v], acc[j][v]);
+            UNROLLED for (int v = 0; v < V; v++) acc[j][v] = vf16_fma(key, qs[v], acc[j][v]);
         }
     }
     UNROLLED
     for (int j = 0; j < J; j++) {
-        for (int v = 0; v < V; v++) vf16_store(p + j * LANES + 16 * v, acc[j][v]);
+        UNROLLED for (int v = 0; v < V; v++) vf16_store(p + j * LANES + 16 * v, acc[j][v]);
     }
 }
 
+INLINE void score_tiles(int V, const float *keys, int n, int64_t width, int64_t num, const float *q, float *p) {
+    for (int64_t j = 0, rows; j < n; j += rows) {
+        rows = rows_at_once(n - j);
+        if (rows == LANE_ROWS) score_tile(LANE_ROWS, V, keys + j * width, width, num, q, p + j * LANES);
+        else if (rows == 4) score_tile(4, V, keys + j * width, width, num, q, p + j * LANES);
+        else score_tile(1, V, keys + j * width, width, num, q, p + j * LANES);
+    }
+}
+
+/* SCORED numbers of all keys and queries at a time, which an L1 cache holds. */
 INLINE void score_all(int V, const float *keys, int n, int64_t width, const float *q, float *p) {
-    enum { MANY = LANE_ROWS, FEW = 4 };
-    int j = 0;
-    if (V == 1) {
-        for (; j + 2 * MANY <= n; j += 2 * MANY) score_tile(2 * MANY, V, keys + j * width, width, q, p + j * LANES);
+    enum { SCORED = 64 };
+    memset(p, 0, (size_t)(n * LANES) * sizeof *p);
+    for (int64_t i = 0; i < width; i += SCORED) {
+        const int64_t num = width - i < SCORED ? width - i : SCORED;
+        for (int v = 0; v < V; v += TILE_LANES) {
+            const float *part = q + i * LANES + 16 * v;
+            if (V - v < TILE_LANES) score_tiles(1, keys + i, n, width, num, part, p + 16 * v);
+            else score_tiles(TILE_LANES, keys + i, n, width, num, part, p + 16 * v);
+        }
     }
-    for (; j + MANY <= n; j += MANY) score_tile(MANY, V, keys + j * width, width, q, p + j * LANES);
-    if (MANY > FEW) {
-        for (; j + FEW <= n; j += FEW) score_tile(FEW, V, keys + j * width, width, q, p + j * LANES);
-    }
-    for (; j < n; j++) score_tile(1, V, keys + j * width, width, q, p + j * LANES);
 }
 
 /* p [n, LANES] = the scores of n keys with the lanes of q [width, LANES]. */
@@ -57,37 +74,41 @@ static void score_keys(int vectors, const float *keys, int n, int64_t width, con
 
 /* o[d][l] = o[d][l] keep_l, then fma(p_jl, v_jd, o) by ascending j, for D numbers of the value. */
 INLINE void value_tile(int D, int V, const float *values, int n, int64_t width, const float *p, const float *keep, float *o) {
-    vf16 acc[2 * LANE_ROWS][2];
+    vf16 acc[LANE_ROWS][2];
     UNROLLED
     for (int d = 0; d < D; d++) {
-        for (int v = 0; v < V; v++) acc[d][v] = vf16_mul(vf16_f32(o + d * LANES + 16 * v), vf16_f32(keep + 16 * v));
+        UNROLLED for (int v = 0; v < V; v++) acc[d][v] = vf16_mul(vf16_f32(o + d * LANES + 16 * v), vf16_f32(keep + 16 * v));
     }
     for (int j = 0; j < n; j++) {
         vf16 weights[2];
-        for (int v = 0; v < V; v++) weights[v] = vf16_f32(p + j * LANES + 16 * v);
+        UNROLLED for (int v = 0; v < V; v++) weights[v] = vf16_f32(p + j * LANES + 16 * v);
         UNROLLED
         for (int d = 0; d < D; d++) {
             const vf16 value = vf16_set1(values[j * width + d]);
-            for (int v = 0; v < V; v++) acc[d][v] = vf16_fma(value, weights[v], acc[d][v]);
+            UNROLLED for (int v = 0; v < V; v++) acc[d][v] = vf16_fma(value, weights[v], acc[d][v]);
         }
     }
     UNROLLED
     for (int d = 0; d < D; d++) {
-        for (int v = 0; v < V; v++) vf16_store(o + d * LANES + 16 * v, acc[d][v]);
+        UNROLLED for (int v = 0; v < V; v++) vf16_store(o + d * LANES + 16 * v, acc[d][v]);
     }
 }
 
+INLINE void value_some(int64_t D, int V, const float *values, int n, int64_t width, const float *p, const float *keep, float *o) {
+    if (D == LANE_ROWS) value_tile(LANE_ROWS, V, values, n, width, p, keep, o);
+    else if (D == 4) value_tile(4, V, values, n, width, p, keep, o);
+    else value_tile(1, V, values, n, width, p, keep, o);
+}
+
 INLINE void value_all(int V, const float *values, int n, int64_t width, int64_t dims, const float *p, const float *keep, float *o) {
-    enum { MANY = LANE_ROWS, FEW = 4 };
-    int64_t d = 0;
-    if (V == 1) {
-        for (; d + 2 * MANY <= dims; d += 2 * MANY) value_tile(2 * MANY, V, values + d, n, width, p, keep, o + d * LANES);
+    for (int64_t d = 0, some; d < dims; d += some) {
+        some = rows_at_once(dims - d);
+        for (int v = 0; v < V; v += TILE_LANES) {
+            const int64_t at = d * LANES + 16 * v;
+            if (V - v < TILE_LANES) value_some(some, 1, values + d, n, width, p + 16 * v, keep + 16 * v, o + at);
+            else value_some(some, TILE_LANES, values + d, n, width, p + 16 * v, keep + 16 * v, o + at);
+        }
     }
-    for (; d + MANY <= dims; d += MANY) value_tile(MANY, V, values + d, n, width, p, keep, o + d * LANES);
-    if (MANY > FEW) {
-        for (; d + FEW <= dims; d += FEW) value_tile(FEW, V, values + d, n, width, p, keep, o + d * LANES);
-    }
-    for (; d < dims; d++) value_tile(1, V, values + d, n, width, p, keep, o + d * LANES);
 }
 
 /* Softmaxes in progress, one a lane; see `softmax`. */

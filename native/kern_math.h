@@ -48,19 +48,16 @@ BRANCHLESS float exp_f32(float x) {
 
 static const float LOG2_E = 0x1.715476p+0f;
 
-/* 2^x for x <= 0, within 1 ulp; what is below -125 counts as that, NaN at NaN. x = n + r with |r| <= 1/2; 2^r by the polynomial of
-   degree 6 through (0, 1) whose largest relative error, 2.6e-9, is the least. */
+/* 2^r for |r| <= 1/2: the polynomial of degree 6 through (0, 1) whose largest relative error, 2.6e-9, is the least. */
+static const float EXP2_TERMS[7] = {0x1.470b4ap-13f, 0x1.5f7276p-10f, 0x1.3b270ep-7f, 0x1.c6ae72p-5f, 0x1.ebfbe2p-3f, 0x1.62e432p-1f, 1.0f};
+
+/* 2^x for x <= 0, within 1 ulp; what is below -125 counts as that, NaN at NaN. x = n + r with |r| <= 1/2. */
 BRANCHLESS float exp2_falling(float x) {
     x = x < -125.0f ? -125.0f : x;
     const float shifted = x + ROUND_MAGIC;
     const float r = x - (shifted - ROUND_MAGIC);
-    float p = 0x1.470b4ap-13f;
-    p = __builtin_fmaf(p, r, 0x1.5f7276p-10f);
-    p = __builtin_fmaf(p, r, 0x1.3b270ep-7f);
-    p = __builtin_fmaf(p, r, 0x1.c6ae72p-5f);
-    p = __builtin_fmaf(p, r, 0x1.ebfbe2p-3f);
-    p = __builtin_fmaf(p, r, 0x1.62e432p-1f);
-    p = __builtin_fmaf(p, r, 1.0f);
+    float p = EXP2_TERMS[0];
+    for (int i = 1; i < 7; i++) p = __builtin_fmaf(p, r, EXP2_TERMS[i]);
     return p * float_of((bits_of(shifted) << 23) + 0x3f800000);
 }
 

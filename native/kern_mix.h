@@ -9,7 +9,8 @@ enum {
     MOST_HEAD_DIM = 512,
     WEIGHT_STRIDE = MOST_HEAD_DIM + 16, /* floats from the weights of one query to those of the next: no power of two, for the sake of caches */
     STREAMS = 4,
-    MIX_QUERIES = SPAN == 32 ? 8 : 4,   /* that meet a row in registers, each with one span; fewer take more spans */
+    MIX_ROWS = 16,
+    MIX_QUERIES = SPAN == 32 ? 8 : 6,   /* that meet a row in registers, each with one span; fewer take more spans */
 };
 
 typedef struct {
@@ -21,34 +22,41 @@ typedef struct {
     int fresh; /* out starts at zero and is only written; else it lies in spans of the format's own order, see mix_settle */
 } mix;
 
-/* Asks for line number `line` of what comes next: into the L2 cache, because few lines can be on their way to the L1 cache at once, and
-   what is used now needs them. Lines are taken from STREAMS places in turn: several pages that are read one line after another keep more
-   of them in flight than a single one. */
-INLINE void fetch_line(const mix *x, uint64_t line, int64_t stream_nbytes) {
-    __builtin_prefetch(x->ahead + (int64_t)(line % STREAMS) * stream_nbytes + (int64_t)(line / STREAMS * 64), 0, 2);
+/* One row: S spans of it for Q queries. */
+INLINE void mix_row(int format, int Q, int S, const uint8_t *m, const float *w, vspan sum[8][4]) {
+    vspan item[4];
+    UNROLL for (int s = 0; s < S; s++) item[s] = vspan_load(format, m + s * SPAN * item_size(format));
+    UNROLL for (int q = 0; q < Q; q++) {
+        const vspan weight = vspan_set1(w[q * WEIGHT_STRIDE]);
+        UNROLL for (int s = 0; s < S; s++) sum[q][s] = vspan_fma(weight, item[s], sum[q][s]);
+    }
 }
 
-/* S spans of columns from `at`, for Q queries; their sums stay in registers. */
+/* S spans of columns from `at`, for Q queries; their sums stay in registers. Asks for the lines of what comes next that are as many as are used
+   here: into the L2 cache, because few lines can be on their way to the L1 cache at once, and what is used now needs them. Lines are taken
+   from STREAMS places in turn: several pages that are read one line after another keep more of them in flight than a single one. */
 INLINE void mix_spans(int format, int Q, int S, const mix *x, int64_t at, const float *w, float *const *out) {
-    const int64_t size = item_size(format), width = S * SPAN * size, stride = x->stride;
-    const int64_t stream_nbytes = (x->end - x->begin) * size * x->num_rows / STREAMS & ~63, lines = width < 64 ? 1 : width / 64;
-    int64_t line = (at - x->begin) * size * x->num_rows / 64;
-    const uint8_t *m = x->m + at * size;
+    const int64_t size = item_size(format), stride = x->stride, stream_nbytes = (x->end - x->begin) * size * x->num_rows / STREAMS & ~63;
+    const uint8_t *m = x->m + at * size, *ahead = x->ahead + ((at - x->begin) * size * x->num_rows / STREAMS & ~63);
+    const int lines = MIX_ROWS * S * SPAN * (int)size / 64 / STREAMS;
     vspan sum[8][4];
-    for (int q = 0; q < Q; q++) {
-        for (int s = 0; s < S; s++) sum[q][s] = x->fresh ? vspan_zero() : vspan_in(F32_CODE, out[q] + at + s * SPAN);
+    UNROLL for (int q = 0; q < Q; q++) {
+        UNROLL for (int s = 0; s < S; s++) sum[q][s] = x->fresh ? vspan_zero() : vspan_in(F32_CODE, out[q] + at + s * SPAN);
     }
-    for (int64_t j = 0; j < x->num_rows; j++, m += stride, line += lines) {
-        vspan item[4];
-        for (int s = 0; s < S; s++) item[s] = vspan_load(format, m + s * SPAN * size);
-        for (int64_t i = 0; i < lines; i++) fetch_line(x, line + i, stream_nbytes);
-        for (int q = 0; q < Q; q++) {
-            const vspan weight = vspan_set1(w[q * WEIGHT_STRIDE + j]);
-            for (int s = 0; s < S; s++) sum[q][s] = vspan_fma(weight, item[s], sum[q][s]);
+    int64_t j = 0;
+    for (; j + MIX_ROWS <= x->num_rows; j += MIX_ROWS, w += MIX_ROWS) {
+        if (x->ahead) {
+            UNROLL for (int i = 0; i < lines; i++, ahead += 64) {
+                UNROLL for (int k = 0; k < STREAMS; k++) __builtin_prefetch(ahead + k * stream_nbytes, 0, 2);
+            }
+        }
+        for (int i = 0; i < MIX_ROWS; i += 4, m += 4 * stride) {
+            UNROLL for (int k = 0; k < 4; k++) mix_row(format, Q, S, m + k * stride, w + i + k, sum);
         }
     }
-    for (int q = 0; q < Q; q++) {
-        for (int s = 0; s < S; s++) {
+    for (; j < x->num_rows; j++, m += stride, w++) mix_row(format, Q, S, m, w, sum);
+    UNROLL for (int q = 0; q < Q; q++) {
+        UNROLL for (int s = 0; s < S; s++) {
             if (x->fresh) vspan_out(format, out[q] + at + s * SPAN, sum[q][s]);
             else vspan_out(F32_CODE, out[q] + at + s * SPAN, sum[q][s]);
         }
@@ -79,19 +87,18 @@ INLINE void mix_queries(int format, int Q, int S, const mix *x, const float *w, 
     for (; at < x->end; at += 16) mix_tail(format, Q, x, at, w, out);
 }
 
-INLINE void mix_of(int format, const mix *x, const float *w, float *const *out, int num) {
-    for (; num >= MIX_QUERIES; num -= MIX_QUERIES, w += MIX_QUERIES * WEIGHT_STRIDE, out += MIX_QUERIES) {
-        mix_queries(format, MIX_QUERIES, 1, x, w, out);
-    }
-    if (MIX_QUERIES > 4 && num >= 4) {
-        mix_queries(format, 4, 2, x, w, out);
-        num -= 4, w += 4 * WEIGHT_STRIDE, out += 4;
-    }
-    if (num >= 2) {
-        mix_queries(format, 2, 2, x, w, out);
-        num -= 2, w += 2 * WEIGHT_STRIDE, out += 2;
-    }
-    if (num > 0) mix_queries(format, 1, 64 / SPAN, x, w, out);
+INLINE int mix_some(int format, int Q, int S, mix *x, const float **w, float *const **out) {
+    mix_queries(format, Q, S, x, *w, *out);
+    *w += Q * WEIGHT_STRIDE, *out += Q, x->ahead = NULL;
+    return Q;
+}
+
+INLINE void mix_of(int format, const mix *all, const float *w, float *const *out, int num) {
+    mix x = *all;
+    while (num >= MIX_QUERIES) num -= mix_some(format, MIX_QUERIES, 1, &x, &w, &out);
+    if (num >= 4) num -= mix_some(format, 4, 1, &x, &w, &out);
+    if (num >= 2) num -= mix_some(format, 2, 2, &x, &w, &out);
+    if (num > 0) mix_some(format, 1, 64 / SPAN, &x, &w, &out);
 }
 
 /* Puts sums [width] that were added to again and again into their usual order. */

@@ -162,6 +162,11 @@ INLINE float vf16_sum(vf16 a) { return sum_eight(_mm256_add_ps(_mm512_castps512_
 INLINE vf16 vf16_sub(vf16 a, vf16 b) { return _mm512_sub_ps(a, b); }
 INLINE vf16 vf16_max(vf16 a, vf16 b) { return _mm512_max_ps(a, b); } /* a > b ? a : b */
 INLINE float vf16_most(vf16 a) { return most_of_eight(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+/* 2^n for integers n in -126..127, given as n + ROUND_MAGIC. */
+INLINE vf16 vf16_power(vf16 shifted) {
+    const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(exponents, _mm512_set1_epi32(0x3f800000)));
+}
 
 #elif defined(VEC_AVX2)
 typedef struct { __m256 a, b; } vf16;
@@ -209,6 +214,10 @@ INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
 INLINE vf16 vf16_sub(vf16 x, vf16 y) { return (vf16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 INLINE vf16 vf16_max(vf16 x, vf16 y) { return (vf16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; } /* x > y ? x : y */
 INLINE float vf16_most(vf16 x) { return most_of_eight(_mm256_max_ps(x.a, x.b)); }
+INLINE __m256 eight_powers(__m256 shifted) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23), _mm256_set1_epi32(0x3f800000)));
+}
+INLINE vf16 vf16_power(vf16 shifted) { return (vf16){eight_powers(shifted.a), eight_powers(shifted.b)}; } /* 2^n, given n + ROUND_MAGIC */
 
 #else
 typedef struct { float f[16]; } vf16;
@@ -274,6 +283,7 @@ INLINE float vf16_most(vf16 a) {
     for (int l = 1; l < 16; l++) most = a.f[l] > most ? a.f[l] : most;
     return most;
 }
+INLINE vf16 vf16_power(vf16 shifted) { EACH16(shifted.f[l] = float_of((bits_of(shifted.f[l]) << 23) + 0x3f800000)); return shifted; }
 #endif
 
 enum { F32_CODE = 0, F16_CODE = 1, BF16_CODE = 2, INT8_ROWS_CODE = 3, FP8_CODE = 4, INT8_CODE = 16, INT4_CODE = 32, MXFP4_CODE = 48,
