@@ -1,6 +1,10 @@
 """`python -m colibri` is the command `coli`."""
 
+import os
 import sys
+from contextlib import suppress
+
+INTERRUPTED = 130
 
 
 def main() -> int:
@@ -13,10 +17,24 @@ def main() -> int:
     try:
         from colibri.cli.main import main as run
 
-        return run()
+        code = run()
     except KeyboardInterrupt:
         print("coli: interrupted", file=sys.stderr)
-        return 130
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End here: Python ends by the signal, not by the code, once Ctrl-C came while a text was run.
+
+    Libraries run texts where they make classes, so that this depends on the moment.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

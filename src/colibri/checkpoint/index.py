@@ -60,9 +60,7 @@ class Checkpoint:
                 expected counts.
         """
         directory = Path(directory)
-        if not directory.is_dir():
-            problem = "not a directory" if directory.exists() else "there is no such directory"
-            raise CheckpointError(f"{directory}: {problem}; name the folder of a checkpoint")
+        check_directory(directory)
         container = open_container(directory)  # an unfinished one has no config.json yet
         if not (directory / "config.json").is_file():
             raise CheckpointError(
@@ -216,3 +214,14 @@ def _leftovers(directory: Path) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(shown, names[:_LISTED])) + more
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse what is no directory.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    if not directory.is_dir():
+        problem = "not a directory" if directory.exists() else "there is no such directory"
+        raise CheckpointError(f"{directory}: {problem}; name the folder of a checkpoint")

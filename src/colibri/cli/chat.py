@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +53,7 @@ def talk(
     system: str | None, settings: Settings, sampling: dict[str, Any], reporter: Reporter
 ) -> None:
     """Load the model and talk to it."""
+    settings = replace(settings, max_sessions=None)  # one reply is computed at a time
     reporter.opening(settings)
     from colibri.llm import LLM
 

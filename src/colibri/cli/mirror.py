@@ -16,7 +16,7 @@ from colibri.cli.options import JSON, with_model
 from colibri.cli.progress import Reporter
 from colibri.errors import SettingsError
 from colibri.llm.heat_keeper import open_usage
-from colibri.llm.location import find_model
+from colibri.llm.location import find_model, uses_bundled
 from colibri.memory.staging import StagePlan, plan_stage, stage, verify_mirror
 from colibri.models.description import Description
 from colibri.settings import Settings
@@ -146,6 +146,11 @@ def _named(index: ExpertIndex, planned: StagePlan) -> list[list[int]]:
 def _planned(
     settings: Settings, directory: Path, budget: str | None, reserve: str
 ) -> tuple[ExpertIndex, StagePlan]:
+    if uses_bundled(settings) and (directory / "config.json").is_file():
+        raise SettingsError(
+            f"{directory} is a model, and a mirror is a directory for copies of its experts: write "
+            f"`coli mirror plan --model {directory} MIRROR`"
+        )
     description = _describe(settings)
     most = None if budget is None else _size("--budget", budget)
     heat = open_usage(description).counts

@@ -18,7 +18,7 @@ from colibri.cli.spelling import flag, speller
 from colibri.errors import RequestError, SettingsError
 from colibri.llm.defaults import GenerationDefaults
 from colibri.llm.location import uses_bundled
-from colibri.settings import Settings, variable_of
+from colibri.settings import Settings, shown_default, variable_of
 
 Command = Callable[..., None]
 
@@ -233,7 +233,8 @@ def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
 def _settings_flag(name: str) -> inspect.Parameter:
     field = next(field for field in Settings.knobs() if field.name == name)
     repeated = isinstance(field.default, tuple)
-    shown = "" if repeated or field.default is None else f" Default: {field.default}."
+    default = shown_default(field)
+    shown = f" Default: {default}." if default else ""
     return _option(
         name,
         list[str] | None if repeated else str | None,

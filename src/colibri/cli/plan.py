@@ -3,43 +3,87 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from colibri.cli.options import JSON, KERNELS, MEMORY, MODEL_ARGUMENT, with_some
 from colibri.cli.progress import Reporter
+from colibri.errors import SettingsError
 from colibri.settings import Settings
 from colibri.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from colibri.llm.loading import Prepared
     from colibri.models.plan import Plan
 
 
-@with_some("model", "family", *MEMORY, *KERNELS)
-def plan(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Settings) -> None:
+SERVE = Annotated[
+    bool,
+    typer.Option(
+        "--serve", metavar="", help="As `coli serve` would divide it, its two processes together."
+    ),
+]
+
+
+@with_some("model", "family", *MEMORY, "mtp", "max_sessions", *KERNELS)
+def plan(
+    path: MODEL_ARGUMENT = None,
+    *,
+    serve: SERVE = False,
+    as_object: JSON = False,
+    settings: Settings,
+) -> None:
     """Show how the memory budget would be divided."""
+    if settings.max_sessions is not None and not serve:
+        raise SettingsError(
+            "max_sessions is for `coli serve`, other commands compute one reply at a time: add "
+            "--serve, or leave it out"
+        )
     with Reporter() as reporter:
         reporter.opening(settings)
-        from colibri.llm.loading import prepare
+        from colibri.llm.location import find_model
 
-        prepared = prepare(settings)
-    show_plan(prepared, str(prepared.directory), as_object)
+        made = plan_of_serving(settings) if serve else plan_of_running(settings, reporter)
+    show_plan(made, str(find_model(settings)), as_object)
 
 
-def show_plan(prepared: Prepared, model: str, as_object: bool) -> None:
+def plan_of_running(settings: Settings, reporter: Reporter) -> Plan:
+    """What `coli run` and `coli chat` would do: by their own code, and as large as they are."""
+    from colibri.cli import chat, run  # noqa: F401  (what they import is part of the process)
+    from colibri.llm import LLM  # noqa: F401
+    from colibri.llm.loading import prepare_told
+
+    return prepare_told(settings, reporter).plan
+
+
+def plan_of_serving(settings: Settings) -> Plan:
+    """What `coli serve` would do: this process is as large as the server, another the engine."""
+    from colibri.cli.serve import with_sessions
+    from colibri.llm.service import engine_plan
+    from colibri.server import running  # noqa: F401
+    from colibri.server.opening import serving_of
+
+    settings = with_sessions(settings)
+    serving = serving_of(settings)
+    made = engine_plan(settings)
+    del serving
+    return made
+
+
+def show_plan(plan: Plan, model: str, as_object: bool) -> None:
     """Print what was planned for `model`."""
     if as_object:
-        print(json.dumps({"model": model, **prepared.plan.as_dict()}))
+        print(json.dumps({"model": model, **plan.as_dict()}))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(table(prepared.plan))
-    console.print(advice(prepared.plan), markup=False, soft_wrap=True)
-    if prepared.plan.table_bytes:
-        console.print(on_disk(prepared.plan), markup=False, soft_wrap=True)
+    console.print(table(plan))
+    console.print(advice(plan), markup=False, soft_wrap=True)
+    if plan.table_bytes:
+        console.print(on_disk(plan), markup=False, soft_wrap=True)
 
 
 def table(plan: Plan) -> Table:

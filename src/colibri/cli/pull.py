@@ -143,7 +143,7 @@ def _plan(
         fetched = sketch(listing, files, Path(folder), lambda *counts: reporter(stage, *counts))
         prepared = prepare(replace(settings, model=folder))
     reporter.close()
-    show_plan(prepared, str(listing.name), as_object)
+    show_plan(prepared.plan, str(listing.name), as_object)
     if not as_object:
         total = sum(file.nbytes for file in files)
         print(

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,7 @@ def run(
     sampling: dict[str, Any],
 ) -> None:
     """Continue a prompt."""
+    settings = replace(settings, max_sessions=None)  # one reply is computed
     text = read_prompt(prompt, context.args, ids=ids)
     with Reporter() as reporter:
         reporter.opening(settings)

@@ -21,7 +21,7 @@ SESSIONS = 4
 @with_settings
 def serve(*, settings: Settings) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs."""
-    settings = replace(settings, max_sessions=settings.max_sessions or SESSIONS)
+    settings = with_sessions(settings)
     with Reporter() as reporter:
         reporter.opening(settings)
         from colibri.server.opening import binding_of, serving_of
@@ -49,6 +49,11 @@ def serve(*, settings: Settings) -> None:
 
         asyncio.run(run(serving, binding_of(settings), on_listening=listening, on_ready=ready))
     say("stopped")
+
+
+def with_sessions(settings: Settings) -> Settings:
+    """The settings, with a number of sessions."""
+    return replace(settings, max_sessions=settings.max_sessions or SESSIONS)
 
 
 def say(text: str) -> None:

@@ -23,6 +23,7 @@ from colibri.engine.messages import (
     Message,
     MetricsAnswer,
     Open,
+    Planned,
     Ready,
     Shutdown,
     Submit,
@@ -312,6 +313,8 @@ class EngineClient:
             self._health = Health.READY if self._health is not Health.CLOSING else self._health
         elif isinstance(message, Loading):
             self._loading(message)
+        elif isinstance(message, Planned):
+            pass  # of an engine that only plans, which `engine_plan` asks
         elif isinstance(message, Failed) and message.id is None:
             connection.error = raised(message)
         else:

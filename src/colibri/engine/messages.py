@@ -32,10 +32,12 @@ class Open(Message):
     Attributes:
         settings: fields of `colibri.settings.Settings` that are not the default.
         client_bytes: resident bytes of the program beside the engine, part of the `ram` budget.
+        only_plan: say how memory would be divided, and end.
     """
 
     settings: dict[str, Any] = {}
     client_bytes: int = 0
+    only_plan: bool = False
 
 
 class Submit(Message):
@@ -75,6 +77,12 @@ class Shutdown(Message):
 
 
 # What an engine says.
+
+
+class Planned(Message):
+    """Where every byte would go; nothing is loaded, and nothing more comes."""
+
+    plan: dict[str, Any]
 
 
 class Loading(Message):
@@ -205,7 +213,8 @@ class MetricsAnswer(Message):
 
 ToEngine: TypeAlias = Open | Submit | Cancel | AskMetrics | Shutdown
 ToClient: TypeAlias = (
-    Loading
+    Planned
+    | Loading
     | Ready
     | Accepted
     | Started

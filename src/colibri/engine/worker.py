@@ -22,6 +22,7 @@ from colibri.engine.messages import (
     Loading,
     MetricsAnswer,
     Open,
+    Planned,
     Ready,
     Shutdown,
     Submit,
@@ -47,29 +48,39 @@ class Loaded(NamedTuple):
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, done, total
 OpenEngine: TypeAlias = Callable[[Open, Progress], AbstractContextManager[Loaded]]
+PlanEngine: TypeAlias = Callable[[Open, Progress], dict[str, Any]]
 
 
-def serve(connection: socket.socket, open_engine: OpenEngine) -> None:
+def serve(
+    connection: socket.socket, open_engine: OpenEngine, plan_engine: PlanEngine | None = None
+) -> None:
     """Load what the client's first message says, then work for it until it says so or goes.
 
-    `open_engine` loads; what it raises is told to the client.
+    `open_engine` loads, `plan_engine` says how memory would be divided; what they raise is told to
+    the client.
     """
     channel = Channel(connection)
     try:
         first = channel.receive()
         if isinstance(first, Open):
-            _serve(channel, first, open_engine)
+            _serve(channel, first, open_engine, plan_engine)
     finally:
         channel.close()
 
 
-def _serve(channel: Channel, first: Open, open_engine: OpenEngine) -> None:
+def _serve(
+    channel: Channel, first: Open, open_engine: OpenEngine, plan_engine: PlanEngine | None
+) -> None:
     def progress(stage: str, done: int, total: int) -> None:
         channel.write(Loading(stage=stage, done=done, total=total))
         if not channel.flush():
             raise Cancelled("nobody waits for this engine any more")
 
     try:
+        if first.only_plan and plan_engine is not None:
+            channel.write(Planned(plan=plan_engine(first, progress)))
+            channel.flush()
+            return
         with open_engine(first, progress) as loaded:
             channel.write(_ready(loaded))
             Worker(loaded, channel).run()

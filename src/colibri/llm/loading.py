@@ -144,6 +144,19 @@ def prepare(settings: Settings, other_bytes: int = 0) -> Prepared:
     return Prepared(settings, description, tokenizer, template, defaults, kernels, plan)
 
 
+def prepare_told(
+    settings: Settings, progress: LoadProgress | None, other_bytes: int = 0
+) -> Prepared:
+    """`prepare`, and tell about it."""
+    if progress is None:
+        return prepare(settings, other_bytes)
+    stage = f"opening {find_model(settings)}"
+    progress(stage, 0, 1)
+    prepared = prepare(settings, other_bytes)
+    progress(stage, 1, 1)
+    return prepared
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A model in memory and what belongs to it."""
@@ -158,13 +171,7 @@ def open_model(
     settings: Settings, progress: LoadProgress | None = None, other_bytes: int = 0
 ) -> Opened:
     """Prepare and load; large checkpoints take their time for both. See `prepare`."""
-    if progress is None:
-        prepared = prepare(settings, other_bytes)
-    else:
-        stage = f"opening {find_model(settings)}"
-        progress(stage, 0, 1)
-        prepared = prepare(settings, other_bytes)
-        progress(stage, 1, 1)
+    prepared = prepare_told(settings, progress, other_bytes)
     _warn(prepared)
     route_trace = prepared.route_trace()
     model, heat = prepared.load(progress)

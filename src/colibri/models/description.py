@@ -164,6 +164,8 @@ class Description:
             layer and int(layer[1]) >= len(self.blueprint.layers)
         ):
             return HEADS
+        if layer:
+            return re.sub(r"(?<=\.)\d+(?=\.)", "*", name).removesuffix(".weight")
         found = re.match(r"(model\.)?[^.]+", name)
         return found.group() if found else name
 

@@ -51,7 +51,7 @@ def create_app(serving: Serving) -> ASGIApp:
             Endpoint(serving, path.handler, envelope_of(path.path)),
             methods=[path.method],
         )
-        for path in (*PATHS, Path(GET, "/openapi.json", described), Path(GET, "/", greeting))
+        for path in (*PATHS, *ABOUT)
         for prefix in ("", *(ALIASES if path.path.startswith("/v1/") else ()))
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
@@ -77,6 +77,10 @@ async def described(call: Call) -> ASGIApp:
     return JSONResponse(openapi(PATHS))
 
 
+ABOUT = (Path(GET, "/openapi.json", described), Path(GET, "/", greeting))
+"""Paths about the server itself."""
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that it does not take."""
     assert isinstance(error, HTTPException)
@@ -85,7 +89,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if allowed is not None:
         hint = f"this path takes {' or '.join(sorted(allowed.split(', ')))}"
     else:
-        hint = f"known are {', '.join(sorted({path.template for path in PATHS}))}"
+        hint = f"known are {', '.join(sorted({path.template for path in (*PATHS, *ABOUT)}))}"
     problem = Problem(error.status_code, f"{what} is not served here: {hint}")
     spelled = envelope_of(request.url.path)(problem)
     return JSONResponse(spelled, problem.status, dict(error.headers or {}))

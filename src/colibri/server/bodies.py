@@ -8,6 +8,7 @@ import re
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, type_info
 
 from colibri.server.problems import FieldError, Problem
 
@@ -71,7 +72,43 @@ def convert(value: object, kind: type[T], place: str = "") -> T:
     missing = re.match(r"Object missing required field `(.*)`", message)
     if missing is not None:
         raise FieldError(".".join(filter(None, [where, missing[1]])), "is missing")
-    raise FieldError(where or "body", message)
+    raise FieldError(where or "body", _told(message, value, kind, path[1] if path else ""))
+
+
+_WRONG = re.compile(r"Expected `([^`]*)`, got `(\w+)`$")
+_WORDS = {"str": "a text", "int": "an integer", "float": "a number", "bool": "true or false",
+          "array": "a list", "object": "an object", "null": "null"}  # fmt: skip
+
+
+def _told(message: str, value: object, kind: type[Any], path: str) -> str:
+    """What is wrong with a value, in JSON's words; others than these are readable as they are."""
+    wrong = _WRONG.match(message)
+    if wrong is not None:
+        wanted = [_WORDS.get(word, word) for word in wrong[1].split(" | ") if word != "null"]
+        return f"is {_WORDS.get(wrong[2], wrong[2])}: {' or '.join(wanted)} is wanted"
+    if message.startswith("Invalid enum value "):
+        allowed = _allowed(type_info(kind), _STEP.findall(path))
+        choice = f"it must be {' or '.join(allowed)}" if allowed else "it is not known here"
+        return f"is {message.removeprefix('Invalid enum value ')}: {choice}"
+    return message
+
+
+_STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
+
+
+def _allowed(kind: Type, steps: list[str]) -> list[str]:
+    """The words that a type takes at a place within it."""
+    match kind:
+        case UnionType():
+            return [word for each in kind.types for word in _allowed(each, steps)]
+        case LiteralType() if not steps:
+            return [repr(value) for value in kind.values]
+        case ListType() if steps:
+            return _allowed(kind.item_type, steps[1:])
+        case StructType() if steps:
+            found = (f.type for f in kind.fields if f.encode_name == steps[0])
+            return [word for each in found for word in _allowed(each, steps[1:])]
+    return []
 
 
 def _advice(name: str, kind: type[Any]) -> str:

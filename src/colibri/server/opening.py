@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Callable
 
 from colibri.checkpoint.config import read_config, with_model_type
+from colibri.checkpoint.index import check_directory
 from colibri.engine.messages import Loading
 from colibri.errors import SettingsError
 from colibri.llm.location import find_model
@@ -31,6 +32,7 @@ def serving_of(
     """
     check_exposure(settings)
     directory = find_model(settings)
+    check_directory(directory)
     config = read_config(directory / "config.json")
     if settings.family is not None:
         config = with_model_type(config, settings.family)

@@ -16,7 +16,7 @@ from colibri.errors import RequestError, TextError
 from colibri.llm.defaults import GenerationDefaults
 from colibri.server.problems import FieldError, Problem
 from colibri.text import ChatTemplate, Tokenizer, encode_chat
-from colibri.text.dialects import Dialect, find_dialect
+from colibri.text.dialects import Dialect, find_dialect, object_of
 
 _THINKING = ("enable_thinking", "thinking", "thinking_mode", "reasoning")
 _EFFORT = ("reasoning_effort", "thinking_effort", "reasoning_strength")
@@ -208,8 +208,10 @@ def _with_object(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
-            raise FieldError(place, f"is no JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            if not arguments.lstrip().startswith("{"):
+                raise FieldError(place, f"is no JSON: {error}") from None
+            arguments = object_of(arguments)  # a call that a reply broke off comes back
     if not isinstance(arguments, dict):
         raise FieldError(place, "is no JSON object")
     return {**call, "function": {**call["function"], "arguments": arguments}}

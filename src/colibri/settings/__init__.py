@@ -113,16 +113,18 @@ class Settings:
         parse_count,
         "N",
         "Replies that are computed together; a pass reads each expert once for all of them; by "
-        "default 1, and 4 under `coli serve`",
+        "default 4",
+        "serve",
     )
     max_waiting: int = knob(
-        64, parse_count, "N", "Requests that may wait for their turn; more are turned away"
+        64, parse_count, "N", "Requests that may wait for their turn; more are turned away", "serve"
     )
     max_stall: float = knob(
         2.0,
         parse_seconds,
         "SECONDS",
         "How long replies may wait for their next token while a prompt is read",
+        "serve",
     )
     session_dir: str | None = knob(
         None,
@@ -344,7 +346,8 @@ class Settings:
         rows = [
             f"| `{item.name}` | `{flag_of(item.name)}` | `{variable_of(item.name)}` "
             f"| {item.metadata['metavar']} "
-            f"| {item.metadata['help']} | {_shown(item.default)} |"
+            f"| {item.metadata['help']} "
+            f"| {f'`{default}`' if (default := shown_default(item)) else '–'} |"
             for item in fields(cls)
         ]
         head = (
@@ -433,5 +436,13 @@ def _parsed(settings: type[Settings], name: str, value: object, shown: str) -> o
         raise SettingsError(f"{shown}: {error}") from None
 
 
-def _shown(default: object) -> str:
-    return "–" if default in (None, ()) else f"`{default}`"
+def shown_default(field: Field[Any]) -> str:
+    """A default as it would be written; empty where there is none."""
+    default: Any = field.default
+    if default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if field.metadata["metavar"] == "SIZE":
+        return f"{default >> 20}MiB" if default % (1 << 30) else f"{default >> 30}GiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)

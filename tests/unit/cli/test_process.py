@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -51,6 +54,34 @@ def test_a_reader_that_leaves_is_no_failure(tiny: Path) -> None:
 COLI = (sys.executable, "-m", "colibri")
 
 
+@pytest.mark.parametrize(
+    ("planning", "doing"), [(["plan"], ["run", "hi"]), (["plan", "--serve"], ["serve"])]
+)
+def test_a_plan_counts_the_process_that_will_run(
+    tiny: Path, spawn: Spawn, planning: list[str], doing: list[str]
+) -> None:
+    sizes = []
+    for command in (planning, doing):
+        result = spawn(*command, "--model", str(tiny), "--ram", "64MiB")
+        assert result.returncode == 4, result.stderr
+        found = re.search(r"process ([\d.]+) MiB", result.stderr)
+        assert found is not None, result.stderr
+        sizes.append(float(found[1]))
+    assert abs(sizes[0] - sizes[1]) <= 1.0  # what starts of one program differ by
+
+
+def test_sessions_are_for_the_server(tiny: Path, spawn: Spawn) -> None:
+    planned = spawn("plan", str(tiny), "--max-sessions", "2")
+    assert planned.returncode == 2
+    assert "--max-sessions is for `coli serve`" in planned.stderr
+    assert "No such option" in spawn("run", "hi", "--max-sessions", "2").stderr
+    plans = [
+        json.loads(spawn("plan", str(tiny), "--json", *flags).stdout)
+        for flags in ([], ["--serve"], ["--serve", "--max-sessions", "2"])
+    ]
+    assert [plan["max_sessions"] for plan in plans] == [1, 4, 2]
+
+
 def test_prompts_are_utf8_whatever_the_locale(tiny: Path) -> None:
     command = [*COLI, "run", "--json", "--max-tokens", "1", "--model", str(tiny)]
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -89,7 +120,7 @@ def test_ctrl_c_while_it_is_imported() -> None:
         "import sys, runpy\n"
         "class Press:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "        if name == 'typer': exec('raise KeyboardInterrupt')\n"  # as where it makes classes
         "sys.meta_path.insert(0, Press())\n"
         "runpy.run_module('colibri', run_name='__main__')\n"
     )

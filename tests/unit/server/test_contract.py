@@ -263,3 +263,4 @@ def test_methods_and_paths(http: httpx.Client, endpoint: Endpoint) -> None:
     response = http.post(f"{endpoint.path}/other", json={})
     assert response.status_code == 404
     assert response.json()["error"]
+    assert "/openapi.json" in response.text

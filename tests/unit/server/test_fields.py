@@ -22,6 +22,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 PICTURE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
 FUNCTION = {"type": "function", "function": TOOL}
 CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1]"}}]
+BROKEN = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b'}}]
+RESULT = {"role": "tool", "content": "x", "tool_call_id": "a"}
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (CHAT_PATH, CHAT, {"store": True}, "store"),
@@ -58,6 +60,16 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (CHAT_PATH, CHAT, {"messages": []}, "messages"),
     (CHAT_PATH, CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "[0].type"),
     (CHAT_PATH, CHAT, {"messages": [{"role": "robot", "content": ""}]}, "[0].role"),
+    (
+        CHAT_PATH,
+        CHAT,
+        {"messages": [{"role": "robot", "content": ""}]},
+        "role: is 'robot': it must be 'assistant' or 'developer' or 'system' or",
+    ),
+    (CHAT_PATH, CHAT, {"messages": "hi"}, "messages: is a text: a list is wanted"),
+    (CHAT_PATH, CHAT, {"temperature": "hot"}, "temperature: is a text: a number is wanted"),
+    (CHAT_PATH, CHAT, {"stop": 1}, "stop: is an integer: a text or a list is wanted"),
+    ("/api/chat", OLLAMA, {"messages": [{"role": "robot"}]}, "it must be 'assistant' or 'system'"),
     (CHAT_PATH, CHAT, {"messages": [{"role": "assistant"}]}, "[0].content"),
     (CHAT_PATH, CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
     (
@@ -137,6 +149,11 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/v1/messages?beta=true", MESSAGES, {"thinking": {"type": "adaptive"}}),
     ("/v1/responses", RESPONSES, {"store": False, "include": ["reasoning.encrypted_content"]}),
     ("/openai/v1/chat/completions", CHAT, {}),
+    (
+        CHAT_PATH,
+        CHAT,
+        {"messages": [*said("q"), {"role": "assistant", "tool_calls": BROKEN}, RESULT]},
+    ),
     ("/api/chat", OLLAMA, {"keep_alive": "5m", "format": "", "think": None}),
     ("/completion", COMPLETION, {"prompt": [1, 2]}),
 ]  # fmt: skip
