@@ -141,7 +141,7 @@ class ServedModel:
         """Whether the template shows reasoning."""
         header = self.dialect.header
         marks = [opening for opening, _ in self.dialect.reasoning]
-        marks += [] if header is None else [header.reasoning]
+        marks += [] if header is None or header.reasoning is None else [header.reasoning]
         return any(mark in self._source for mark in marks)
 
     def prepared_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.unit.cli.conftest import Coli
 
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -62,3 +64,10 @@ def test_info_shows_how_experts_are_read(coli: Coli, tiny: Path) -> None:
     facts = json.loads(coli("info", str(tiny), "--json").stdout)
     assert facts["reader"]["measured"] is False
     assert facts["mirrors"] == []
+
+
+def test_a_model_is_no_mirror(coli: Coli, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colibri.llm.location.BUNDLED", tiny)
+    result = coli("mirror", "plan", str(tiny))
+    assert result.exit_code == 2
+    assert f"write `coli mirror plan --model {tiny} MIRROR`" in result.stderr

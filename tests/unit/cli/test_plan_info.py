@@ -146,3 +146,17 @@ def test_a_cache_that_cannot_be_written_is_told_once(
     assert [m for m in caplog.messages if "measurements are not kept" in m] == [
         f"{file}/x cannot be written: measurements are not kept"
     ]
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "info", "serve"])
+def test_a_model_that_is_not_there(command: str, tmp_path: Path) -> None:
+    result = coli(command, "--model", str(tmp_path / "none"), *(["hi"] if command == "run" else []))
+    assert result.exit_code == 3
+    assert f"{tmp_path / 'none'}: there is no such directory; name the folder" in result.stderr
+
+
+def test_defaults_in_the_help_are_as_they_would_be_written() -> None:
+    told = " ".join(coli("serve", "--help").stdout.replace("│", " ").split())
+    for default in ("16GiB", "64MiB", "false", "true", "2", "10", "8080"):
+        assert f"Default: {default}." in told
+    assert "Default: False" not in told

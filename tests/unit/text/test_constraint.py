@@ -18,6 +18,7 @@ from tests.unit.text.dialects.replies import (
     CALLING,
     DIALECTS,
     TOOLS,
+    opened,
     parsed,
     spelled_call,
 )
@@ -171,7 +172,7 @@ def test_an_answer_without_reasoning(
     tokenizer: Tokenizer, constraints: Constraints, name: str
 ) -> None:
     dialect = named(name)
-    prompt = "<|start|>assistant" if dialect.header else ""
+    prompt = opened(dialect)
     prefix = reasoning_prefix(dialect, tokenizer, prompt, may_reason=False)
     spec = {"regex": "[0-9]+", **({"prefix": prefix} if prefix else {})}
     grammar = call_grammar(
@@ -199,13 +200,13 @@ def test_an_answer_with_a_header(tokenizer: Tokenizer, constraints: Constraints)
 def test_demanded_calls(dialect: Dialect, tokenizer: Tokenizer, constraints: Constraints) -> None:
     tools = {name: {**schema, "required": ["city"]} for name, schema in TOOLS.items()}
     tools["noon"] = {"type": "object", "properties": {}, "additionalProperties": False}
-    prompt = "<|start|>assistant" if dialect.header else ""
+    prompt = opened(dialect)
     grammar = call_grammar(dialect, tokenizer, tools, prompt=prompt, parallel=True)
     call = spelled_call(dialect, "weather", ARGUMENTS)
     ids = tokenizer.encode(call, special=True)
     assert accepts(constraints({"grammar": grammar}), ids)
     assert not accepts(constraints({"grammar": grammar}), tokenizer.encode("I will not."))
-    assert parsed(dialect, [call])[2]
+    assert parsed(dialect, [call], prompt=opened(dialect))[2]
 
 
 def test_control_tokens_of_a_demanded_call_are_tokens(
@@ -220,4 +221,4 @@ def test_control_tokens_of_a_demanded_call_are_tokens(
 
 def test_calls_that_cannot_be_demanded(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="tool_choice"):
-        call_grammar(named("python-list"), tokenizer, TOOLS, prompt="", parallel=True)
+        call_grammar(named("braced"), tokenizer, TOOLS, prompt="", parallel=True)

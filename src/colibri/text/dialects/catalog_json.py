@@ -58,10 +58,42 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
             "<|message|>",
             ("<|end|>", "<|return|>", "<|call|>"),
             reasoning="analysis",
+            thinks="<|channel|>analysis<|message|>",
             written="<|channel|>commentary to=functions.$name <|constrain|>json<|message|>"
             "$json<|call|>",
         ),
         answer="<|channel|>final<|message|>",
+    ),
+    Dialect(
+        name="recipient-lines",
+        signature=(">>>${recipient}",),
+        reasoning=(),
+        header=Header(
+            (">>>",),
+            "\n",
+            (),
+            reasoning=None,
+            written="$name\n$json",
+            recipient=r"^(\S+)$",
+            others=("all",),
+        ),
+        answer="all\n",
+    ),
+    Dialect(
+        name="role-messages",
+        signature=("'function call'", "<|role_sep|>", "<|message_sep|>"),
+        reasoning=(),
+        calls=(
+            CallSyntax(
+                opening="function call<|role_sep|>",
+                closings=("<|message_sep|>",),
+                body=JSON_BODY,
+                written="<|message_sep|>\n\nfunction call<|role_sep|>\n"
+                '{"name": "$name", "arguments": $json}<|message_sep|>',
+                quotes=True,
+            ),
+        ),
+        dropped=("<|message_sep|>",),
     ),
     Dialect(
         name="tool-sections",
@@ -132,6 +164,9 @@ JSON_DIALECTS: tuple[Dialect, ...] = (
                 opening="<|tool_call_start|>",
                 closings=("<|tool_call_end|>",),
                 body=CallBody(python_calls),
+                written="<|tool_call_start|>[$name($arguments)]<|tool_call_end|>",
+                argument="$key=$value",
+                separator=", ",
             ),
         ),
     ),

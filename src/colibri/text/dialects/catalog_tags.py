@@ -133,7 +133,14 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
         name="atem",
         signature=("<atem:function_calls>",),
         reasoning=(),
-        header=Header(("<|start|>",), "<|message|>", ("<|eom|>", "<|eot|>"), reasoning="to=self"),
+        header=Header(
+            ("<|start|>",),
+            "<|message|>",
+            ("<|eom|>", "<|eot|>"),
+            reasoning="to=self",
+            thinks=" to=self<|message|>",
+        ),
+        answer=" to=user<|message|>",
         calls=(
             CallSyntax(
                 opening="<atem:function_calls>",
@@ -144,6 +151,9 @@ TAG_DIALECTS: tuple[Dialect, ...] = (
                     ("</atem:parameter>",),
                     call_end="</atem:invoke>",
                 ),
+                written=' to=$name<|message|><atem:function_calls>\n<atem:invoke name="$name">\n'
+                "$arguments</atem:invoke>\n</atem:function_calls>",
+                argument='<atem:parameter name="$key">$value</atem:parameter>\n',
             ),
         ),
     ),

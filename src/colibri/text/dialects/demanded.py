@@ -13,7 +13,7 @@ from typing import Any
 
 from colibri.errors import RequestError
 from colibri.text.constraint import with_whitespace
-from colibri.text.dialects.dialect import Dialect, Tools
+from colibri.text.dialects.dialect import Dialect, Header, Tools
 from colibri.text.tokenizer import Tokenizer
 
 _PLACES = re.compile(r"(\$(?:name|json|arguments|key|value|type|string))")
@@ -69,10 +69,15 @@ def _header_prefix(
         return None
     if not may_reason:
         return grammar.text(grammar.literal(dialect.answer))
-    think = dialect.answer.replace("final", header.reasoning)
+    return grammar.text(f"{_thoughts(header, grammar)} {grammar.literal(dialect.answer)}")
+
+
+def _thoughts(header: Header, grammar: _Grammar) -> str:
+    """A message of reasoning, perhaps, and the opening of the next one."""
+    if not header.thinks:
+        return ""
     again = grammar.literal(f"{header.openings[0]}assistant")
-    first = f"({grammar.literal(think)} {grammar.reasoning(header.ends[0])} {again})?"
-    return grammar.text(f"{first} {grammar.literal(dialect.answer)}")
+    return f"({grammar.literal(header.thinks)} {grammar.reasoning(header.ends[0])} {again})?"
 
 
 def any_answer(dialect: Dialect, tokenizer: Tokenizer) -> str:
@@ -106,15 +111,16 @@ def call_grammar(
     grammar = _Grammar(tokenizer, budget)
     written, argument = dialect.written
     calls = [
-        _written_call(grammar, written, argument, name, schema) for name, schema in tools.items()
+        _written_call(grammar, written, (argument, dialect.separator), name, schema)
+        for name, schema in tools.items()
     ]
     one = grammar.rule(" | ".join(calls))
-    again = f"({_BLANKS} {one})*" if parallel and _may_repeat(dialect) else ""
+    again = f"({_BLANKS} {one})*" if parallel and may_repeat(dialect) else ""
     before = _before_calls(dialect, grammar, prompt, may_reason)
     return grammar.text(f"start: {before} {one} {again}")
 
 
-def _may_repeat(dialect: Dialect) -> bool:
+def may_repeat(dialect: Dialect) -> bool:
     """Whether another call can follow one."""
     return dialect.header is None and bool(dialect.calls[0].closings)
 
@@ -126,9 +132,7 @@ def _before_calls(dialect: Dialect, grammar: _Grammar, prompt: str, may_reason: 
     if not may_reason:
         return _BLANKS if header is None else ""
     if header is not None:
-        think = grammar.literal(dialect.answer.replace("final", header.reasoning))
-        again = grammar.literal(f"{header.openings[0]}assistant")
-        return f"({think} {grammar.reasoning(header.ends[0])} {again})?"
+        return _thoughts(header, grammar)
     if not dialect.reasoning or prompt.rstrip().endswith(dialect.reasoning[0][1].rstrip()):
         return _BLANKS
     opening, closing = dialect.reasoning[0]
@@ -136,7 +140,11 @@ def _before_calls(dialect: Dialect, grammar: _Grammar, prompt: str, may_reason: 
 
 
 def _written_call(
-    grammar: _Grammar, written: str, argument: str, name: str, schema: Mapping[str, Any]
+    grammar: _Grammar,
+    written: str,
+    argument: tuple[str, str],
+    name: str,
+    schema: Mapping[str, Any],
 ) -> str:
     parts = []
     for part in _PLACES.split(written):
@@ -146,19 +154,24 @@ def _written_call(
             case "$json":
                 parts.append(grammar.json(schema or {"type": "object"}))
             case "$arguments":
-                parts.append(_arguments(grammar, argument, schema))
+                parts.append(_arguments(grammar, *argument, schema))
             case _:
                 parts.append(grammar.literal(part))
     return grammar.rule(" ".join(parts))
 
 
-def _arguments(grammar: _Grammar, written: str, schema: Mapping[str, Any]) -> str:
+def _arguments(grammar: _Grammar, written: str, separator: str, schema: Mapping[str, Any]) -> str:
+    """All arguments in their order, those aside that are not required."""
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
-    parts = []
-    for key, inner in properties.items():
+    between = grammar.literal(separator)
+    first = following = '""'  # where nothing is written yet, and where something is
+    for key, inner in reversed(properties.items()):
         rule = _argument(grammar, written, key, inner if isinstance(inner, dict) else {})
-        parts.append(rule if key in required else f"({rule})?")
-    return grammar.rule(" ".join(parts) or '""')
+        told = f"{rule} {following}"
+        without = ("", "") if key in required else (f" | {first}", f" | {following}")
+        first = grammar.rule(f"{told}{without[0]}")
+        following = grammar.rule(f"{between} {told}{without[1]}") if separator else first
+    return grammar.rule(first)
 
 
 def _argument(grammar: _Grammar, written: str, key: str, schema: Mapping[str, Any]) -> str:
@@ -171,7 +184,9 @@ def _argument(grammar: _Grammar, written: str, key: str, schema: Mapping[str, An
     )
     before = before.replace("$string", str(is_text or bool(words)).lower())
     after = after.replace("$key", key)
-    if words:
+    if not after:
+        value = grammar.json(schema)
+    elif words:
         value = "(" + " | ".join(map(grammar.literal, words)) + ") " + grammar.literal(after)
     elif is_text:
         value = grammar.until(after)

@@ -42,7 +42,9 @@ class CallSyntax:
         body: what stands between.
         written: how one call is spelled from marker to marker: `$name`, `$json` (all arguments)
             or `$arguments` (each as `argument` says). None where calls cannot be demanded.
-        argument: how one argument is spelled, with `$key` and `$value`.
+        argument: how one argument is spelled, with `$key` and `$value`; where `$value` is its end,
+            values are JSON, texts too.
+        separator: what stands between two arguments.
         quotes: closings inside of JSON strings do not count.
         at_start: it opens only before any other content.
         keeps_opening: see `opening`.
@@ -53,6 +55,7 @@ class CallSyntax:
     body: CallBody
     written: str | None = None
     argument: str = ""
+    separator: str = ""
     quotes: bool = False
     at_start: bool = False
     keeps_opening: bool = False
@@ -79,16 +82,23 @@ class Header:
         openings: markers that begin a header.
         closing: the marker that ends it.
         ends: markers that end a message.
-        reasoning: the word in a header that makes the message reasoning.
+        reasoning: the word in a header that makes the message reasoning; None where none does.
+        thinks: how a header of reasoning is spelled, from its opening on.
         written: how a call is spelled, see `CallSyntax`: a message to a function
             (`to=functions.name`) holds its arguments. None where such messages are text.
+        recipient: the pattern of a header that names a function.
+        others: all other headers that there are, where markers are ordinary text; then a header
+            that is none of them and names no function on offer is text.
     """
 
     openings: tuple[str, ...]
     closing: str
     ends: tuple[str, ...]
-    reasoning: str
+    reasoning: str | None
+    thinks: str = ""
     written: str | None = None
+    recipient: str = r"\bto=(?:functions\.)?([^\s<]+)"
+    others: tuple[str, ...] = ()
 
     def is_open(self, prompt: str) -> bool:
         """Whether a rendered prompt ends within a header."""
@@ -140,6 +150,11 @@ class Dialect:
             if call.written is not None:
                 return call.written, call.argument
         return None
+
+    @property
+    def separator(self) -> str:
+        """What stands between two arguments of `written`."""
+        return next((call.separator for call in self.calls if call.written is not None), "")
 
     @property
     def has_calls(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from colibri.text.dialects.bodies import json_for
-from colibri.text.dialects.dialect import CallSyntax, Dialect, Tools
+from colibri.text.dialects.dialect import CallSyntax, Dialect, Header, Tools
 from colibri.text.dialects.events import CallEvent, Channel, Event, TextDelta, ToolCall, told_whole
 from colibri.text.dialects.readers import CallReader, leftover, pending
 
@@ -64,11 +64,17 @@ class ReplyParser:
 
     def finish(self) -> list[Event]:
         """Return what was held back, once the reply has ended."""
-        while self._text or isinstance(self._mode, _Call):
+        while self._text or isinstance(self._mode, _Call) or self._ends_with_opening:
             if not self._step() and not self._end():
                 break
         self._emit(self._content.finish())
         return self._taken()
+
+    @property
+    def _ends_with_opening(self) -> bool:
+        """Whether there is nothing behind the opening of a header that may be text."""
+        header, mode = self._dialect.header, self._mode
+        return isinstance(mode, _Header) and header is not None and bool(header.others)
 
     def _taken(self) -> list[Event]:
         out, self._out = self._out, []
@@ -82,8 +88,8 @@ class ReplyParser:
         match self._mode:
             case _Call() as mode:
                 return self._step_call(mode)
-            case _Header():
-                return self._step_header()
+            case _Header() as mode:
+                return self._step_header(mode)
             case mode:
                 return self._step_text(mode)
 
@@ -160,20 +166,23 @@ class ReplyParser:
         else:
             self._emit(self._content.push(mode.opening + written))
 
-    def _step_header(self) -> bool:
+    def _step_header(self, mode: _Header) -> bool:
         header = self._dialect.header
         at = self._text.find(header.closing) if header is not None else -1
         if header is None or at < 0:
             return False
         words = self._text[:at]
-        self._text = self._text[at + len(header.closing) :]
-        name = _recipient(words) if header.written else None
-        if name is not None and self._tools is not None:
+        written, self._text = self._text[: at + len(header.closing)], self._text[at:]
+        self._text = self._text[len(header.closing) :]
+        tools, name = self._tools, _recipient(header, words)
+        if name is not None and tools is not None and (not header.others or name in tools):
             self._content.cut()
-            self._mode = _Call(_body_call(header.ends, name), "", self._tools)
-        elif header.reasoning in words:
+            self._mode = _Call(_body_call(header, name), "", tools)
+        elif header.reasoning is not None and header.reasoning in words:
             self._mode = _Reasoning(*header.ends)
         else:
+            if header.others and words not in header.others:
+                self._emit(self._content.push(mode.opening + written))
             self._mode = _Content()
         return True
 
@@ -193,6 +202,7 @@ class ReplyParser:
             self._finish_call(mode, len(text), len(text))
             return False
         if isinstance(mode, _Header):
+            self._mode = _Content()
             self._emit(self._content.push(mode.opening + text))
         else:
             self._show(mode, text)
@@ -362,12 +372,13 @@ def _open_header(opening: str) -> Action:
     return act
 
 
-def _recipient(header: str) -> str | None:
+def _recipient(header: Header, words: str) -> str | None:
     """The function that a message with this header calls."""
-    match = re.search(r"\bto=(?:functions\.)?([^\s<]+)", header)
-    return None if match is None else match[1]
+    match = re.search(header.recipient, words) if header.written else None
+    return None if match is None or match[1] in header.others else match[1]
 
 
-def _body_call(ends: tuple[str, ...], name: str) -> CallSyntax:
-    """A message whose text is the arguments of a call."""
-    return CallSyntax(opening="", closings=ends, body=json_for(name), quotes=True)
+def _body_call(header: Header, name: str) -> CallSyntax:
+    """A message whose text is the arguments of a call; without an end, the next one ends it."""
+    opening, closings = ("", header.ends) if header.ends else (header.openings[0], header.openings)
+    return CallSyntax(opening=opening, closings=closings, body=json_for(name), quotes=True)

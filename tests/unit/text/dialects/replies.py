@@ -33,15 +33,23 @@ def spelled_call(dialect: Dialect, name: str, arguments: dict[str, Any]) -> str:
     """A call as the dialect writes it."""
     assert dialect.written is not None
     written, argument = dialect.written
-    spelled = ""
+    parts = []
     for key, value in arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value)
+        is_plain = isinstance(value, str) and not argument.endswith("$value")
+        text = value if is_plain else json.dumps(value, ensure_ascii=False)
         kind = "string" if isinstance(value, str) else "number"
         is_text = str(kind == "string").lower()
         part = argument.replace("$key", key).replace("$type", kind).replace("$string", is_text)
-        spelled += part.replace("$value", text)
+        parts.append(part.replace("$value", text))
+    spelled = dialect.separator.join(parts)
     written = written.replace("$name", name).replace("$arguments", spelled)
     return written.replace("$json", json.dumps(arguments, ensure_ascii=False))
+
+
+def opened(dialect: Dialect) -> str:
+    """How a prompt ends, where the reply goes on in a header."""
+    header = dialect.header
+    return "" if header is None else header.openings[0] + "assistant" * len(header.ends[:1])
 
 
 def parsed(

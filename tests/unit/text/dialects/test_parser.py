@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri.text.dialects import DIALECTS, CallArguments, Dialect, ReplyParser, object_of
+from colibri.text.dialects.demanded import may_repeat
 from colibri.text.dialects.events import ToolCall
 from tests.examples import examples
 from tests.unit.text.dialects.replies import (
@@ -15,6 +16,7 @@ from tests.unit.text.dialects.replies import (
     THINKING,
     TOOLS,
     cut,
+    opened,
     parsed,
     spelled_call,
 )
@@ -54,15 +56,15 @@ def test_text_without_markers_stays_as_it_is(dialect: Dialect, text: str) -> Non
 @each_calling
 def test_calls_are_read_as_they_are_written(dialect: Dialect) -> None:
     call = spelled_call(dialect, "weather", ARGUMENTS)
-    content, reasoning, calls = parsed(dialect, list(call))
+    content, reasoning, calls = parsed(dialect, list(call), prompt=opened(dialect))
     assert (content, reasoning) == ("", "")
     assert [(c.name, json.loads(c.arguments)) for c in calls] == [("weather", ARGUMENTS)]
 
 
 @each_calling
 def test_several_calls(dialect: Dialect) -> None:
-    if dialect.written is not None and dialect.calls and not dialect.calls[0].closings:
-        return  # what such a call holds ends with the reply
+    if not may_repeat(dialect):
+        return  # what such a call holds ends with the reply, or each has a message of its own
     text = spelled_call(dialect, "weather", ARGUMENTS) + "\n" + spelled_call(dialect, "noon", {})
     content, _, calls = parsed(dialect, cut(text, 1))
     assert content == ""
@@ -104,6 +106,15 @@ def test_reasoning_is_switched_off(dialect: Dialect) -> None:
 def test_thinking_markers_within_content_are_text() -> None:
     text = "Write <think>so</think> here."
     assert parsed(named("json-tags"), list(text)) == (text, "", [])
+
+
+def test_recipients_on_lines_of_their_own() -> None:
+    text = 'all\nSo:>>> 1 + 1\n>>>weather\n{"city": ">>>"}>>>noon\n{}'
+    content, _, calls = parsed(named("recipient-lines"), list(text), prompt="\n\n>>>")
+    assert (content, [(c.name, c.arguments) for c in calls]) == (
+        "So:>>> 1 + 1",
+        [("weather", '{"city": ">>>"}'), ("noon", "{}")],
+    )
 
 
 def named(name: str) -> Dialect:
@@ -172,12 +183,12 @@ def test_arguments_that_are_broken_are_told_as_they_are() -> None:
 
 @each_calling
 def test_arguments_are_told_as_they_come(dialect: Dialect) -> None:
-    parser = ReplyParser(dialect, TOOLS)
+    parser = ReplyParser(dialect, TOOLS, prompt=opened(dialect))
     told: list[str] = []
     for letter in spelled_call(dialect, "weather", {"city": "x" * 50})[:-1]:
         told += [e.text for e in parser.push(letter) if isinstance(e, CallArguments)]
     # Nested tags and keyed lists say too late what belongs to what.
-    assert (len(told) > 40) == (dialect.name not in {"nested-tags", "keyed-list"})
+    assert (len(told) > 40) == (dialect.name not in {"nested-tags", "keyed-list", "python-list"})
 
 
 @pytest.mark.parametrize(
