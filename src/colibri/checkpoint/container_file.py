@@ -13,6 +13,7 @@ import numpy as np
 from colibri.checkpoint.container_manifest import FileRecord
 from colibri.checkpoint.experts import PAGE
 from colibri.checkpoint.safetensors_writer import Entry, encode_header
+from colibri.errors import CheckpointError
 from colibri.formats import Bytes
 
 _SYNC_BYTES = 64 << 20  # between two requests to write to the disk
@@ -50,19 +51,32 @@ class PartFile:
                 self._synced.result()
             self._unsynced, self._synced = 0, self._syncing.submit(os.fdatasync, self._out.fileno())
 
-    def _publish(self) -> None:
-        """Flush to the disk, then rename."""
+    def _publish(self, record: FileRecord, wanted: FileRecord | None) -> FileRecord:
+        """Flush to the disk, then rename, where the file is as it is wanted."""
+        if wanted is not None and record != wanted:
+            raise CheckpointError(
+                f"{self.path}: made anew it has the SHA-256 {record.sha256}, wanted"
+                f" {wanted.sha256}: this is not the source that it was converted from, or not the"
+                " importance; convert into an empty directory"
+            )
         self._syncing.shutdown()
         os.fsync(self._out.fileno())
         self._out.close()
         self._part.rename(self.path)
+        return record
 
 
 class PlannedFile(PartFile):
-    """A file whose tensors are known beforehand; it is hashed as it is written."""
+    """A file whose tensors are known beforehand; it is hashed as it is written.
 
-    def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
+    Where the result is known too, it is `wanted`, and nothing else gets the name.
+    """
+
+    def __init__(
+        self, path: Path, entries: Sequence[Entry], wanted: FileRecord | None = None
+    ) -> None:
         super().__init__(path)
+        self._wanted = wanted
         self._digest = hashlib.sha256()
         self._left = list(reversed(entries))
         try:
@@ -79,12 +93,11 @@ class PlannedFile(PartFile):
         self._write(data)
 
     def close(self) -> FileRecord:
-        """Complete the file."""
+        """Complete the file; raises CheckpointError where it is not as it is wanted."""
         if self._left:
             raise ValueError(f"{self.path}: {len(self._left)} tensors have not been written")
-        nbytes = self._out.tell()
-        self._publish()
-        return FileRecord(nbytes, self._digest.hexdigest())
+        record = FileRecord(self._out.tell(), self._digest.hexdigest())
+        return self._publish(record, self._wanted)
 
     def _write(self, data: Bytes) -> None:
         self._put(data)
@@ -94,8 +107,11 @@ class PlannedFile(PartFile):
 class GrowingFile(PartFile):
     """A file that takes tensors until it is full; its header gets a fixed room at the start."""
 
-    def __init__(self, path: Path, *, header_room: int, max_nbytes: int) -> None:
+    def __init__(
+        self, path: Path, *, header_room: int, max_nbytes: int, wanted: FileRecord | None = None
+    ) -> None:
         super().__init__(path)
+        self._wanted = wanted
         self._entries: list[Entry] = []
         self._room, self._max_nbytes = header_room, max_nbytes
         self._header_nbytes, self._nbytes = len(encode_header([])), 0
@@ -120,14 +136,17 @@ class GrowingFile(PartFile):
         self._header_nbytes += _header_nbytes(entry)
 
     def close(self) -> FileRecord:
-        """Write the header, complete the file, read it once for its hash."""
+        """Write the header, read the file once for its hash, complete it.
+
+        Raises:
+            CheckpointError: it is not as it is wanted.
+        """
         header = encode_header(self._entries, align=PAGE, room=self._room)
         if len(header) != self._room:
             raise ValueError(f"{self.path}: the header needs {len(header)} bytes")
         self._out.seek(0)
         self._put(np.frombuffer(header, np.uint8))
-        self._publish()
-        return FileRecord.of(self.path)
+        return self._publish(FileRecord.of(self._part), self._wanted)
 
 
 def _header_nbytes(entry: Entry) -> int:

@@ -97,7 +97,7 @@ class ContainerWriter:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self._lock = _alone(directory)
+        self._lock = alone(directory)
         self._progress = Progress.begin(
             directory, {"family": family, "source": dict(source), "revision": revision}
         )
@@ -122,7 +122,7 @@ class ContainerWriter:
     @contextmanager
     def layer(self, layer: int, num_experts: int, layout: RecordLayout) -> Iterator[LayerWriter]:
         """Write one MoE layer; every expert must have been added when the block ends."""
-        entries = [_record_entry(layer, expert, layout.nbytes) for expert in range(num_experts)]
+        entries = [record_entry(layer, expert, layout.nbytes) for expert in range(num_experts)]
         file = PlannedFile(self.directory / layer_file(layer), entries)
         writer = LayerWriter(file, layout)
         try:
@@ -161,15 +161,11 @@ class ContainerWriter:
         """The same of bytes that come in pieces, `nbytes` in all."""
         if self.has_dense(name):
             raise ValueError(f"{name} was written before")
-        entry = _dense_entry(name, fmt, shape, nbytes)
+        entry = dense_entry(name, fmt, shape, nbytes)
         if self._dense is not None and not self._dense.has_room(entry):
             self._close_dense()
         if self._dense is None:
-            self._dense = GrowingFile(
-                self._progress.next_dense(),
-                header_room=_DENSE_HEADER_ROOM,
-                max_nbytes=_DENSE_FILE_BYTES,
-            )
+            self._dense = dense_file(self._progress.next_dense())
         self._dense.add(entry, data)
         self._dense_info[name] = dense_json(fmt, shape)
 
@@ -220,7 +216,8 @@ class ContainerWriter:
         )
 
 
-def _alone(directory: Path) -> DirectoryLock:
+def alone(directory: Path) -> DirectoryLock:
+    """Keep other writers out; raises CheckpointError where one is at work."""
     try:
         return DirectoryLock(directory, wait=False)
     except BlockingIOError:
@@ -230,11 +227,20 @@ def _alone(directory: Path) -> DirectoryLock:
         ) from None
 
 
-def _record_entry(layer: int, expert: int, nbytes: int) -> Entry:
+def dense_file(path: Path, wanted: FileRecord | None = None) -> GrowingFile:
+    """A file for dense tensors."""
+    return GrowingFile(
+        path, header_room=_DENSE_HEADER_ROOM, max_nbytes=_DENSE_FILE_BYTES, wanted=wanted
+    )
+
+
+def record_entry(layer: int, expert: int, nbytes: int) -> Entry:
+    """The header's entry of an expert."""
     return Entry(expert_tensor(layer, expert), "U8", (nbytes,), nbytes)
 
 
-def _dense_entry(name: str, fmt: Format, shape: Sequence[int], nbytes: int) -> Entry:
+def dense_entry(name: str, fmt: Format, shape: Sequence[int], nbytes: int) -> Entry:
+    """The header's entry of a dense tensor."""
     if not fmt.is_plain:
         return Entry(name, "U8", (nbytes,), nbytes)
     return Entry(name, DTYPE_OF_FORMAT[fmt.name], tuple(shape), nbytes)

@@ -118,6 +118,9 @@ class Conversion:
             **({} if formats.down is None else {"down": formats.down.name}),
             "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),
         }
+        head = {each.format.name for each in dense if each.part == "head" and each.is_changed}
+        if head:
+            about["head"] = head.pop()
         if formats.first_head is not None:
             about["mtp"] = formats.mtp.name if formats.mtp else KEPT
         aside = left_aside or {}
@@ -180,7 +183,7 @@ class Conversion:
             for old, new in zip(layer.parts, layout.parts, strict=True)
             if old.format is not new.format
         )
-        changed = (each for each in self.dense if each.format is not each.stored)
+        changed = (each for each in self.dense if each.is_changed)
         return experts + sum(each.extents[0] * each.extents[1] for each in changed)
 
     def parts(self) -> list[Part]:
@@ -217,6 +220,8 @@ class Conversion:
             except OSError as error:
                 raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        for each in self.dense:
+            digest.update(f"{each.name} {each.format.name}\n".encode())
         return digest.hexdigest()
 
 

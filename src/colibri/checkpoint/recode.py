@@ -160,6 +160,11 @@ class DenseParameter:
         """Bytes that it takes in the container."""
         return self.format.resident_nbytes(self.extents)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether it gets another format."""
+        return self.format is not self.stored
+
     def pieces(self) -> Iterator[Callable[[], Bytes]]:
         """Makes it piece by piece, in the order of its bytes."""
         as_it_is = self.matrix is None and self.format is self.stored

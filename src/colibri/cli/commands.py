@@ -21,8 +21,7 @@ SUMMARIES = {
     "list": "Show the models in the shared cache.",
     "rm": "Take a model out of the shared cache.",
     "convert": "Rewrite a checkpoint so that one expert is one aligned read.",
-    "verify": "Check every file of a model: names, shapes and sizes, and contents where checksums "
-    "exist.",
+    "verify": "Check every file of a model: names, shapes and sizes; with --deep contents too.",
     "sim": "Replay traces against eviction policies: learn on first halves, score on second "
     "halves.",
     "doctor": "Examine this machine and a model: what works, what is slow, and what mends it.",

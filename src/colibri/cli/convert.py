@@ -10,16 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from colibri.checkpoint.container_manifest import PROGRESS
+from colibri.checkpoint.container_manifest import MANIFEST, PROGRESS, Manifest
 from colibri.checkpoint.conversion import Conversion, Part
 from colibri.checkpoint.convert import ConvertProgress, ConvertReport
 from colibri.checkpoint.convert import convert as write_container
 from colibri.checkpoint.pace import estimate_s
+from colibri.checkpoint.repair import repair as repair_container
 from colibri.cli.options import JSON, with_environment
 from colibri.cli.progress import Rate, Reporter
 from colibri.formats import FORMATS
 from colibri.llm.location import locate
-from colibri.models.convert import Formats, plan_conversion
+from colibri.models.convert import Formats, plan_conversion, plan_repair
 from colibri.units import format_bytes, format_seconds
 
 KEEP = "keep"
@@ -70,6 +71,15 @@ IMPORTANCE = Annotated[
         help="What `coli eval importance` wrote: scales of experts then spare what matters.",
     ),
 ]
+REPAIR = Annotated[
+    bool,
+    typer.Option(
+        "--repair",
+        metavar="",
+        help="Make only what is damaged in DST anew, in its own formats; SRC is what it was "
+        "converted from.",
+    ),
+]
 PLAN = Annotated[bool, typer.Option("--plan", metavar="", help="Only print what it would do.")]
 
 
@@ -85,6 +95,7 @@ def convert(
     mtp: MTP = "int8-g64",
     importance: IMPORTANCE = None,
     plan: PLAN = False,
+    repair: REPAIR = False,
     as_object: JSON = False,
 ) -> None:
     """Rewrite a checkpoint so that one expert is one aligned read.
@@ -92,6 +103,9 @@ def convert(
     What is coded already is never rounded again. A run that was stopped goes on when the same
     command is run again.
     """
+    if repair:
+        _repair(locate(source), destination, importance, as_object)
+        return
     formats = Formats(*map(_chosen, (experts, down, dense, head, mtp)))
     with Reporter() as reporter:
         reporter(f"opening {source}", 0, 1)
@@ -110,6 +124,27 @@ def convert(
         print(json.dumps(as_json(report)))
     else:
         print(summary(report), file=sys.stderr)
+
+
+def _repair(source: Path, directory: Path, importance: Path | None, as_object: bool) -> None:
+    with Reporter() as reporter:
+        reporter(f"opening {source}", 0, 1)
+        manifest = Manifest.read(directory / MANIFEST)
+        conversion = plan_repair(source, manifest, importance)
+        reporter(f"opening {source}", 1, 1)
+        stage = f"repairing {directory}"
+        found = repair_container(
+            conversion, directory, manifest, lambda *counts: reporter(stage, *counts)
+        )
+    if as_object:
+        print(json.dumps({"model": str(directory), **asdict(found)}))
+        return
+    parts = [
+        *(f"expert {expert} of layer {layer}" for layer, expert in found.records),
+        *found.files,
+    ]
+    told = f"made anew: {', '.join(parts)}" if parts else "nothing is damaged"
+    print(f"{directory}: {told}", file=sys.stderr)
 
 
 def _chosen(name: str | None) -> str | None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from colibri.checkpoint.config import read_config
 from colibri.checkpoint.index import Checkpoint
+from colibri.cli.parts import parts_of, with_heads
+from colibri.errors import IncompleteModelError
 from colibri.kernels import why_reference
 from colibri.kernels.api import Kernels
 from colibri.kernels.cpus import affinity_mask
 from colibri.kernels.native import NativeKernels
-from colibri.llm.loading import make_kernels
+from colibri.llm.defaults import GenerationDefaults
+from colibri.llm.loading import end_ids, make_kernels
 from colibri.llm.location import find_model
 from colibri.memory.devices import Reading
 from colibri.memory.mirror import open_mirrors
 from colibri.memory.numa import find_placement
 from colibri.memory.opening import known_reading
+from colibri.models.blueprint import Blueprint
 from colibri.models.description import Description
 from colibri.settings import Settings
 from colibri.text import ChatTemplate, Tokenizer
@@ -23,9 +28,13 @@ from colibri.text import ChatTemplate, Tokenizer
 
 def facts_of(settings: Settings) -> dict[str, Any]:
     """Everything about the model that the settings name, and about what would compute it."""
-    description = Description.of(Checkpoint.open(find_model(settings), settings.family))
+    checkpoint = Checkpoint.open(find_model(settings), settings.family)
+    description = Description.of(checkpoint)
+    parts = parts_of(with_heads(checkpoint))
     return {
         **facts_of_model(description),
+        "parts": parts,
+        "bytes_per_token": sum(part["bytes_per_token"] for part in parts),
         **facts_of_text(description),
         **facts_of_reading(description, settings),
         **facts_of_kernels(make_kernels(settings)),
@@ -97,7 +106,33 @@ def facts_of_text(description: Description) -> dict[str, Any]:
     return {
         "tokenizer": None if tokenizer is None else tokenizer.vocab_size,
         "chat_template": template is not None,
-        "eos_ids": [] if tokenizer is None else sorted(tokenizer.eos_ids),
+        "eos_ids": sorted(end_ids(description, GenerationDefaults.load(directory), tokenizer)),
+        "missing": [
+            *(["tokenizer"] if tokenizer is None else []),
+            *(["chat template"] if template is None else []),
+        ],
+    }
+
+
+def facts_of_incomplete(settings: Settings, error: IncompleteModelError) -> dict[str, Any]:
+    """What config.json tells of a model some of whose files or tensors are not there.
+
+    Raises:
+        CheckpointError: config.json is not there either, or broken.
+    """
+    directory = find_model(settings)
+    if not (directory / "config.json").is_file():
+        raise error
+    blueprint = Blueprint.of(read_config(directory / "config.json"))
+    config, sparse = blueprint.config, blueprint.sparse_layers()
+    return {
+        "model": str(directory),
+        "family": blueprint.family.model_type,
+        "num_layers": config.num_hidden_layers,
+        "num_moe_layers": len(sparse),
+        "max_position_embeddings": config.max_position_embeddings,
+        "vocab_size": config.vocab_size,
+        "missing": [str(error)],
     }
 
 

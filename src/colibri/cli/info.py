@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colibri.cli.options import JSON, KERNELS, MODEL_ARGUMENT, READING, with_some
 from colibri.cli.progress import Reporter
+from colibri.errors import CheckpointError, IncompleteModelError
+from colibri.llm.location import find_model
 from colibri.settings import Settings
 from colibri.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SUFFIX = ".safetensors"
 
 
 @with_some("model", "family", *KERNELS, *READING)
@@ -17,19 +24,67 @@ def info(path: MODEL_ARGUMENT = None, *, as_object: JSON = False, settings: Sett
     """Show what a checkpoint is."""
     with Reporter() as reporter:
         reporter.opening(settings)
-        from colibri.cli.facts import facts_of
-
-        facts = facts_of(settings)
+        facts, error = _facts(settings)
     if as_object:
         print(json.dumps(facts))
-        return
+    else:
+        _show(facts)
+    if error is not None:
+        raise error
+
+
+def _facts(settings: Settings) -> tuple[dict[str, Any], CheckpointError | None]:
+    """What is known, and why that is not all."""
+    from colibri.cli.facts import facts_of, facts_of_incomplete
+    from colibri.cli.parts import facts_of_file
+
+    if settings.model is not None and settings.model.endswith(_SUFFIX):
+        return facts_of_file(find_model(settings)), None
+    try:
+        return facts_of(settings), None
+    except IncompleteModelError as error:
+        return facts_of_incomplete(settings, error), error
+
+
+def _show(facts: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     shown = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in rows(facts):
+    told = file_rows(facts) if "file" in facts else rows(facts)
+    for name, value in told:
         shown.add_row(name, value)
-    Console(highlight=False).print(shown)
+    console = Console(highlight=False)
+    console.print(shown)
+    if facts.get("parts"):
+        console.print(_parts(facts["parts"]))
+
+
+def _parts(parts: list[dict[str, Any]]) -> Table:
+    """A row for each part."""
+    from rich.table import Table
+
+    columns = ("part", "formats", "parameters", "active", "size", "a token reads")
+    shown = Table(*columns, box=None, pad_edge=False)
+    for column in shown.columns[2:]:
+        column.justify = "right"
+    for part in parts:
+        counts = (part["num_parameters"], part["num_active_parameters"])
+        sizes = (part["bytes"], part["bytes_per_token"])
+        formats = ", ".join(part["formats"])
+        shown.add_row(part["part"], formats, *map(_in_billions, counts), *map(format_bytes, sizes))
+    return shown
+
+
+def file_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Facts of one file as people read them."""
+    yield "file", facts["file"]
+    yield "size", format_bytes(facts["bytes"])
+    yield "tensors", f"{facts['num_tensors']:,}, {_in_billions(facts['num_parameters'])} numbers"
+    for dtype, nbytes in facts["dtypes"].items():
+        yield dtype, format_bytes(nbytes)
+    for stem, count in facts["tensors"].items():
+        yield "", f"{stem}: {count:,}"
 
 
 def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -37,6 +92,9 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", facts["model"]
     yield "family", facts["family"]
     yield "layers", f"{facts['num_layers']}, {facts['num_moe_layers']} with experts"
+    if "parts" not in facts:
+        yield "missing", "; ".join(facts["missing"])
+        return
     if facts["num_experts"]:
         yield "experts", f"{facts['num_experts']} a layer, {facts['num_experts_per_tok']} a token"
     active = _in_billions(facts["num_active_parameters"])
@@ -52,6 +110,8 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["ignored_files"]:
         yield "not read", ", ".join(facts["ignored_files"])
     tokens = facts["tokenizer"]
+    yield "a token reads", f"up to {format_bytes(facts['bytes_per_token'])}"
+    yield "end ids", ", ".join(map(str, facts["eos_ids"])) or "none"
     yield "tokenizer", "none: opens for token ids" if tokens is None else f"{tokens:,} tokens"
     yield "chat template", "yes" if facts["chat_template"] else "none: continues text"
     yield "kernels", f"{facts['kernels']}, activations {facts['activations']}"

@@ -61,9 +61,7 @@ class Prepared:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a turn: of config, generation config and tokenizer together."""
-        own = token_ids(self.config.eos_token_id, f"{self.directory}/config.json: eos_token_id")
-        text = frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
-        return own | self.defaults.eos_ids | text
+        return end_ids(self.description, self.defaults, self.tokenizer)
 
     @property
     def dialect(self) -> Dialect:
@@ -120,6 +118,16 @@ class Prepared:
             (limits.num_experts, limits.num_experts_per_tok),
             self.plan.record_bytes,
         )
+
+
+def end_ids(
+    description: Description, defaults: GenerationDefaults, tokenizer: Tokenizer | None
+) -> frozenset[int]:
+    """Every id that ends a turn: of config, generation config and tokenizer together."""
+    config, directory = description.blueprint.config, description.checkpoint.directory
+    own = token_ids(config.eos_token_id, f"{directory}/config.json: eos_token_id")
+    text = frozenset() if tokenizer is None else tokenizer.eos_ids
+    return own | defaults.eos_ids | text
 
 
 def prepare(settings: Settings, other_bytes: int = 0) -> Prepared:

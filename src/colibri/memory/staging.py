@@ -157,7 +157,7 @@ def _copy(index: ExpertIndex, record: int, files: _SparseFiles) -> int:
     if index.crc is not None and crc != int(index.crc[row, expert]):
         raise CheckpointError(
             f"{index.files[index.file[row, expert, 0]]}: expert {expert} of layer "
-            f"{index.layers[row].layer} does not match its checksum: run `coli verify`"
+            f"{index.layers[row].layer} does not match its checksum: run `coli verify --deep`"
         )
     for (file, offset, _), data in zip(record_pieces(index, record), pieces, strict=True):
         files.write(file, offset, data)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from colibri.checkpoint.container_manifest import MANIFEST, Manifest
 from colibri.checkpoint.conversion import HEADS, Conversion, ExpertFormats
 from colibri.checkpoint.convert import ConvertProgress, ConvertReport, convert
 from colibri.checkpoint.index import Checkpoint
@@ -79,6 +80,38 @@ def plan_conversion(source: Path, formats: Formats, importance: Path | None = No
             first_head,
         ),
         left_aside=description.left_aside,
+    )
+    return conversion if importance is None else conversion.weighed(importance)
+
+
+def plan_repair(source: Path, manifest: Manifest, importance: Path | None = None) -> Conversion:
+    """The conversion of `source` that made the container of a manifest.
+
+    Raises:
+        CheckpointError: `source` is broken, or has not the tensors that the container has.
+    """
+    description = Description.of(
+        Checkpoint.open(source), mtp=any(name.startswith(HEAD_STEM) for name in manifest.dense)
+    )
+    parameters = [_Chosen(None, None, None).parameter(tensor) for tensor in description.dense]
+    for table in description.tables:
+        parameters += _shards(table)
+    layers = {layer.layer for layer in description.experts.layers}
+    if {
+        each.name for each in parameters
+    } != manifest.dense.keys() or layers != manifest.layouts.keys():
+        raise CheckpointError(
+            f"{source}: has other tensors than {MANIFEST} names: this is not the source that it was"
+            " converted from"
+        )
+    conversion = Conversion(
+        checkpoint=description.checkpoint,
+        index=description.experts,
+        layouts=tuple(manifest.layouts[layer.layer] for layer in description.experts.layers),
+        dense=tuple(replace(each, format=manifest.dense[each.name][0]) for each in parameters),
+        family=manifest.family,
+        about=manifest.source,
+        first_head=len(description.blueprint.layers) if description.blueprint.heads else None,
     )
     return conversion if importance is None else conversion.weighed(importance)
 

@@ -62,7 +62,7 @@ def test_a_family_converts_runs_and_verifies(family: Family, tmp_path: Path) -> 
     sizes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     assert report["source_bytes"] == sizes
     assert report["total_bytes"] == sum(path.stat().st_size for path in made.glob("*.safetensors"))
-    assert coli("verify", made).exit_code == 0
+    assert coli("verify", "--deep", made).exit_code == 0
     run = coli("run", "--ids", "1 2 3", "--model", made, "--max-tokens", "4", "--ignore-eos")
     assert run.exit_code == 0, run.stderr
     assert len(run.stdout.split()) == 4
@@ -195,14 +195,14 @@ def test_an_unknown_variable_is_refused(
 def test_verify_names_what_is_damaged(tiny_source: Path, tmp_path: Path) -> None:
     made = tmp_path / "to"
     assert coli("convert", tiny_source, made).exit_code == 0
-    facts = json.loads(coli("verify", made, "--json").stdout)
+    facts = json.loads(coli("verify", "--deep", made, "--json").stdout)
     assert facts["ok"]
     assert facts["files"] == len(list(made.glob("*.safetensors")))
     path = sorted(made.glob("experts-*"))[-1]
     data = bytearray(path.read_bytes())
     data[-5000] ^= 4
     path.write_bytes(data)
-    result = coli("verify", made)
+    result = coli("verify", "--deep", made)
     assert (result.exit_code, result.stdout) == (3, "")
     assert f"{path}: layer" in result.stderr
 
@@ -212,7 +212,7 @@ def test_verify_reads_the_tokenizer(tiny_source: Path, tmp_path: Path) -> None:
     assert coli("convert", tiny_source, made).exit_code == 0
     tokenizer = made / "tokenizer.json"
     tokenizer.write_text("{", encoding="utf-8")
-    result = coli("verify", made)
+    result = coli("verify", "--deep", made)
     assert (result.exit_code, result.stdout) == (3, "")
     assert str(tokenizer) in result.stderr
 
@@ -230,7 +230,7 @@ def test_codes_widen_to_f32(tiny_source: Path, tmp_path: Path) -> None:
     assert widened.exit_code == 0, widened.stderr
     assert " larger)" in widened.output
     assert "the container will be larger than its source by" in widened.stderr
-    assert coli("verify", second).exit_code == 0
+    assert coli("verify", "--deep", second).exit_code == 0
     assert "f32" in json.loads(coli("info", second, "--json").stdout)["formats"]
 
 
@@ -276,7 +276,7 @@ def test_verify_lists_everything_that_is_damaged(tiny_source: Path, tmp_path: Pa
         data = bytearray(path.read_bytes())
         data[-5000] ^= 4
         path.write_bytes(data)
-    result = coli("verify", made)
+    result = coli("verify", "--deep", made)
     assert result.exit_code == 3
     assert f"{len(damaged)} damages" in result.stderr
     assert all(f"{path}: layer" in result.stderr for path in damaged)
@@ -309,3 +309,31 @@ def test_a_plan_writes_nothing(tiny_source: Path, tmp_path: Path) -> None:
     report = json.loads(coli("convert", tiny_source, made, *flags[1:], "--json").stdout)
     assert report["source_bytes"] == found["source_bytes"]
     assert 0 < report["total_bytes"] - found["total_bytes"] < 1 << 20  # headers
+
+
+def test_what_verify_advises_repairs(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_source.parent)  # the container knows its source by name
+    made = tmp_path / "to"
+    assert coli("convert", tiny_source, made).exit_code == 0
+    path = sorted(made.glob("experts-*"))[-1]
+    data = path.read_bytes()
+    path.write_bytes(data[:-5000] + bytes([data[-5000] ^ 4]) + data[-4999:])
+    assert coli("verify", made).exit_code == 0  # headers and sizes agree
+    told = coli("verify", made, "--deep").stderr
+    command = told.split("`coli ")[1].split("`")[0].split()
+    assert command == ["convert", tiny_source.name, str(made), "--repair"]
+    repaired = coli(*command)
+    assert repaired.exit_code == 0, repaired.stderr
+    assert "made anew: expert" in repaired.stderr
+    assert path.read_bytes() == data
+    assert coli("verify", made, "--deep").exit_code == 0
+    assert "nothing is damaged" in coli(*command).stderr
+
+
+def test_repair_with_another_source_is_refused(tiny_source: Path, tmp_path: Path) -> None:
+    made, other = tmp_path / "to", write_tiny(tmp_path / "other", PLAIN, num_hidden_layers=1)
+    assert coli("convert", tiny_source, made).exit_code == 0
+    result = coli("convert", other, made, "--repair")
+    assert (result.exit_code, "has other tensors" in result.stderr) == (3, True)

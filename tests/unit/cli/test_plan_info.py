@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from colibri.cli.main import app
-from colibri.models import inkling_text, qwen4_exp
+from colibri.models import glm4_moe, inkling_text, qwen4_exp
 from colibri.models.registry import get_family
 from tests.tiny import write_tiny
 
@@ -57,6 +57,57 @@ def test_info(tiny: Path) -> None:
     text = coli("info", "--model", str(tiny)).stdout
     for part in (facts["family"], f"{facts['num_experts']} a layer", *facts["formats"]):
         assert part in text
+
+
+def test_info_by_parts(tiny: Path) -> None:
+    facts = json.loads(coli("info", str(tiny), "--json").stdout)
+    parts = {part["part"]: part for part in facts["parts"]}
+    assert {"embedding", "dense", "routed experts"} <= parts.keys()
+    assert sum(part["num_parameters"] for part in facts["parts"]) == facts["num_parameters"]
+    routed = parts["routed experts"]
+    share = facts["num_experts_per_tok"] / facts["num_experts"]
+    assert routed["bytes"] == facts["experts_bytes"]
+    assert routed["bytes_per_token"] == pytest.approx(share * routed["bytes"])
+    assert facts["bytes_per_token"] == sum(part["bytes_per_token"] for part in facts["parts"])
+    assert facts["eos_ids"]
+    assert facts["missing"] == []
+    text = coli("info", str(tiny)).stdout
+    assert "routed experts" in text
+    assert "a token reads" in text
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_info_counts_drafting_heads_apart(converted: bool, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "from", glm4_moe.FAMILY, heads=2)
+    if converted:
+        coli("convert", str(path), str(tmp_path / "to"))
+        path = tmp_path / "to"
+    facts = json.loads(coli("info", str(path), "--json").stdout)
+    parts = {part["part"]: part for part in facts["parts"]}
+    assert parts["drafting heads"]["num_parameters"] > 0
+    assert parts["drafting heads"]["num_active_parameters"] == 0
+    assert parts["shared experts"]["bytes_per_token"] == parts["shared experts"]["bytes"]
+    assert facts["left_aside"].keys() == {"drafting heads"}
+    assert ("int8-g64" in parts["drafting heads"]["formats"]) is converted
+
+
+def test_info_of_a_file(tiny: Path) -> None:
+    path = sorted(tiny.glob("*.safetensors"))[0]
+    facts = json.loads(coli("info", str(path), "--json").stdout)
+    assert (facts["file"], facts["bytes"]) == (str(path), path.stat().st_size)
+    assert sum(facts["tensors"].values()) == facts["num_tensors"]
+    assert str(facts["num_tensors"]) in coli("info", str(path)).stdout
+
+
+def test_info_says_what_is_missing(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, glm4_moe.FAMILY)
+    shard = sorted(path.glob("*.safetensors"))[0]
+    shard.unlink()
+    result = coli("info", str(path), "--json")
+    facts = json.loads(result.stdout)
+    assert (result.exit_code, facts["family"]) == (3, glm4_moe.FAMILY.model_type)
+    assert shard.name in facts["missing"][0]
+    assert shard.name in coli("info", str(path)).stdout
 
 
 def test_info_shows_what_computes(tiny: Path) -> None:

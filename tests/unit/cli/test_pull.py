@@ -1,6 +1,7 @@
 """`coli pull`, `coli list`, `coli rm`: from a hub to a model that runs, and away again."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,28 @@ def test_rm_asks_and_takes_away(served: Hub) -> None:
 )
 def test_progress_has_a_rate_and_the_time_left(progress: PullProgress, told: str) -> None:
     assert how(progress) == told
+
+
+@pytest.mark.parametrize("how", ["gone", "short", "wrong"])
+@pytest.mark.parametrize("in_cache", [True, False])
+def test_what_verify_advises_fetches_one_file_again(
+    in_cache: bool, how: str, served: Hub, tmp_path: Path
+) -> None:
+    where = () if in_cache else ("--dir", str(tmp_path / "here"))
+    directory = Path(coli("pull", REPO, *where).stdout.strip())
+    assert coli("verify", str(directory), "--deep").exit_code == 0
+    shard = sorted(directory.glob("experts-*"))[0]
+    data, path = shard.read_bytes(), shard.resolve()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-7] if how == "short" else bytes([data[0]]) + data[1:-1] + b"x")
+    served.sent.clear()
+    checked = coli("verify", str(directory), *(["--deep"] if how == "wrong" else []))
+    assert (checked.exit_code, str(shard) in checked.stderr) == (3, True)
+    command = shlex.split(checked.stderr.split("`coli ")[1].split("`")[0])
+    assert command[:2] == ["pull", f"{REPO}@{COMMIT}"]
+    assert coli(*command).exit_code == 0
+    assert set(served.sent) == {shard.name}
+    assert shard.read_bytes() == data
+    assert coli("verify", str(directory), "--deep").exit_code == 0

@@ -189,7 +189,8 @@ class Origin:
     Attributes:
         name: the repository, and what was asked of it.
         commit: of which the files are.
-        files: those that were whole, with the digests that they should have.
+        files: those that were whole, with the digests that they should have; -1 bytes where the
+            size is not known.
         times: when they were last modified, in nanoseconds; () of a snapshot in the cache.
     """
 
@@ -246,7 +247,7 @@ def _of_snapshot(directory: Path) -> Origin | None:
     for path in sorted(directory.rglob("*")):
         blob = path.resolve()
         digest = Digest.of_name(blob.name) if path.is_symlink() else None
-        if digest is not None and blob.is_file():
+        if digest is not None:  # it does not tell the size
             name = path.relative_to(directory).as_posix()
-            files[name] = HubFile(name, blob.stat().st_size, digest)
+            files[name] = HubFile(name, -1, digest)
     return Origin(cached, directory.name, files)

@@ -124,7 +124,7 @@ def check_records(container: Container, progress: LoadProgress) -> Finding:
             "experts",
             "; ".join(bad[:3]),
             "requests that want a damaged expert fail",
-            f"coli verify {container.directory}",
+            f"coli verify --deep {container.directory}",
             damaged=len(bad),
             sampled=len(chosen),
         )

@@ -110,7 +110,7 @@ def test_damaged_experts(own: Path) -> None:
     finding = of(examined(own), "experts")
     assert finding.grade == Grade.FAULT
     assert "checksum does not agree" in finding.found
-    assert finding.mend == f"coli verify {own}"
+    assert finding.mend == f"coli verify --deep {own}"
 
 
 def test_a_directory_that_cannot_be_written(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
