@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from colibri.lab.null_sweep import BARS, NUM_TRACES, made_up, replay, worst_ratio
+from colibri.lab.null_sweep import BARS, NUM_TRACES, counted, made_up, replay, worst_ratio
 from tests.unit.memory.records import bare_index
 
 LAYERS, EXPERTS, ACTIVE, TOKENS, PAGE = 2, 16, 2, 10, 4096
@@ -17,6 +17,7 @@ def test_more_slots_never_read_more(eviction: str) -> None:
         trace = made_up(number, (LAYERS, EXPERTS, ACTIVE), TOKENS)
         found = [replay(index, [slots], eviction, ACTIVE, trace) for slots in SLOTS]
         assert max(worst_ratio(found)) <= BARS[eviction], number
+        assert counted(eviction, trace, SLOTS, PAGE) == [each.nbytes for each in found]
         keys = np.concatenate(trace.leases())
         assert found[0].nbytes <= len(keys) * PAGE
         assert found[-1].nbytes == len(np.unique(keys)) * PAGE  # room for all
