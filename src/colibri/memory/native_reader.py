@@ -94,14 +94,14 @@ class NativeReader:
     def submit(self, jobs: Jobs) -> None:
         """Queue the jobs in one call that Ctrl-C cannot interrupt; see `Reader.submit`."""
         crcs, checks = self._drives.checks(jobs)
-        asked: dict[str, NDArray[Any] | None] = {
-            name: np.ascontiguousarray(getattr(jobs, name), kind) for name, kind in _COLUMNS
-        }
-        asked |= {"crcs": crcs, "checks": checks, "drives": self._drives.sets(jobs)}
+        asked: list[tuple[str, NDArray[Any] | None]] = [
+            (name, np.ascontiguousarray(getattr(jobs, name), kind)) for name, kind in _COLUMNS
+        ]
+        asked += ("crcs", crcs), ("checks", checks), ("drives", self._drives.sets(jobs))
         with self._guard:
             if self._handle is None:
                 raise ReadError("the expert store is closed: open the model again")
-            for name, column in asked.items():
+            for name, column in asked:
                 setattr(self._jobs, name, self._optional(column))
             self._jobs.scans, self._jobs.num_scans = self._kept(jobs.scans, "scan"), len(jobs.scans)
             self._jobs.packings = self._kept(jobs.steps, "packing")

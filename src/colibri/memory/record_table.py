@@ -20,18 +20,20 @@ class RecordTable:
         self._steps = [steps_of(layout.packings) for layout in index.layers]
         self._staged = [_flags(layout, index.file.shape[2]) for layout in index.layers]
         self._regions = [_padded(layout, index.file.shape[2]) for layout in index.layers]
-        self._deltas = [np.array(layout.part_deltas) for layout in index.layers]
+        self._deltas = [
+            _aligned(index, row, self._regions[row]) for row in range(len(index.layers))
+        ]
         self._sizes: Int64s = index.nbytes.sum(axis=2)
 
     def parts(self, row: int, experts: Int64s, bases: Int64s) -> Int64s:
         """Arena offsets `[n, 3]` of gate, up and down of `experts [n]` in slots at `bases [n]`."""
-        layout = self._index.layers[row]
-        deltas: Int64s = bases[:, None] + self._deltas[row]
-        if layout.part_pieces[0] < 0:  # packed: always at the same place
-            return deltas
-        pieces = list(layout.part_pieces)
-        slack = self._index.offset[row, experts][:, pieces] % PAGE
-        found: Int64s = deltas + self._regions[row][pieces] + slack
+        deltas = self._deltas[row]
+        if deltas is None:
+            layout = self._index.layers[row]
+            pieces = list(layout.part_pieces)
+            slack = self._index.offset[row, experts][:, pieces] % PAGE
+            deltas = np.array(layout.part_deltas) + self._regions[row][pieces] + slack
+        found: Int64s = bases[:, None] + deltas
         return found
 
     def biases(self, row: int, bases: Int64s) -> Int64s:
@@ -76,6 +78,19 @@ class RecordTable:
             return bases[:, None] + regions
         found: Int64s = np.where(staged, 0, bases[:, None]) + regions
         return found
+
+
+def _aligned(index: ExpertIndex, row: int, regions: Int64s) -> Int64s | None:
+    """Where parts start in a slot `[3]`; None where that is not the same for all experts."""
+    layout = index.layers[row]
+    deltas = np.array(layout.part_deltas)
+    if layout.part_pieces[0] < 0:  # packed: always at the same place
+        return deltas
+    pieces = list(layout.part_pieces)
+    if (index.offset[row][:, pieces] % PAGE).any():
+        return None
+    found: Int64s = deltas + regions[pieces]
+    return found
 
 
 def _flags(layout: ExpertLayerLayout, num_pieces: int) -> NDArray[np.uint8]:
