@@ -16,7 +16,7 @@ SUMMARIES = {
     "chat": "Talk to a model.",
     "serve": "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs.",
     "info": "Show what a checkpoint is.",
-    "plan": "Show how the memory budget would be divided.",
+    "plan": "Show how the memory budget would be divided, and how fast that will be.",
     "pull": "Fetch a model from the hub, or say what it would do here.",
     "list": "Show the models in the shared cache.",
     "rm": "Take a model out of the shared cache.",

@@ -37,10 +37,10 @@ def lines(outlook: Outlook) -> Iterator[str]:
     )
     if outlook.hits.source != "all":
         yield f"Hit rate {outlook.hits.rate:.0%}, {_SOURCES[outlook.hits.source]}."
-    found = expected.bytes_per_token
+    found, assumed = expected.bytes_per_token, ", assumed" if probes.is_drive_assumed else ""
     yield (
         f"A token reads {format_bytes(found['disk'])} from the drive "
-        f"({probes.disk_bytes_per_s / 1e9:.1f} GB/s), and from memory "
+        f"({probes.disk_bytes_per_s / 1e9:.1f} GB/s{assumed}), and from memory "
         f"{format_bytes(found['dense'])} dense, {format_bytes(found['experts'])} of experts and "
         f"{format_bytes(found['kv'])} of keys and values "
         f"({probes.dram_bytes_per_s / 1e9:.0f} GB/s, {probes.threads} threads)."

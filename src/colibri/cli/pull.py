@@ -136,14 +136,23 @@ def _plan(
     """What `coli plan` would say of the files if they were here."""
     from colibri.checkpoint.hub.sketch import sketch
     from colibri.cli.plan import show_plan
+    from colibri.lab.forecast.outlook import Outlook, look_out
+    from colibri.lab.forecast.probes import ProbeError, why_no_probes
     from colibri.llm.loading import prepare
 
     with TemporaryDirectory(prefix="coli-plan-") as folder:
         stage = f"reading headers of {listing.name}"
         fetched = sketch(listing, files, Path(folder), lambda *counts: reporter(stage, *counts))
         prepared = prepare(replace(settings, model=folder))
+        made = prepared.plan
+        found: Outlook | str | None = why_no_probes(settings)
+        if found is None:
+            try:
+                found = look_out(prepared.description, made, settings, reporter, is_here=False)
+            except ProbeError as error:
+                found = str(error)
     reporter.close()
-    show_plan(prepared.plan, str(listing.name), as_object)
+    show_plan(made, str(listing.name), as_object, found)
     if not as_object:
         total = sum(file.nbytes for file in files)
         print(

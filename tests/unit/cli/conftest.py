@@ -52,6 +52,13 @@ def coli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coli:
     return made
 
 
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forecasts from probes that are too short to be good, whatever else runs here."""
+    for name, value in {"_WORKING_SET": 8 << 20, "_TURN_S": 1e-4, "_MOST_OTHERS": 2.0}.items():
+        monkeypatch.setattr(f"colibri.lab.forecast.probes.{name}", value)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real checkpoint."""

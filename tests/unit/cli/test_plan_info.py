@@ -119,6 +119,39 @@ def test_info_shows_what_computes(tiny: Path) -> None:
     assert (reference["isa"], reference["threads"]) == (None, None)
 
 
+def test_plan_forecasts(tiny: Path, tmp_path: Path) -> None:
+    flags = (str(tiny), "--expert-slots", "50%", "--cache-dir", str(tmp_path))
+    told = json.loads(coli("plan", *flags, "--json").stdout)
+    assert told["ram_budget_bytes"] == told["budget_bytes"]
+    assert told["hit_rate_source"] == "typical"
+    assert told["bound"] in ("disk", "memory", "overhead")
+    for name in ("decode_tokens_per_s", "prefill_tokens_per_s", "ttft_s"):
+        assert 0 < told[name]["low"] < told[name]["value"] < told[name]["high"]
+    assert told["probes"]["is_drive_assumed"]
+    text = " ".join(coli("plan", *flags, "--hit-rate", "0.9").stdout.split())
+    assert "Hit rate 90%, as given" in text
+    assert "GB/s, assumed)" in text
+    assert "Expected: " in text
+
+
+def test_plan_for_a_machine_that_is_not_here(tiny: Path, tmp_path: Path) -> None:
+    flags = ("plan", str(tiny), "--cache-dir", str(tmp_path), "--json")
+    told = json.loads(coli(*flags, "--what-if", "ram=64GiB,disk=7GB/s,cores=16").stdout)
+    assert told["budget_bytes"] == told["ram_budget_bytes"] == 64 << 30
+    assert told["probes"]["disk_bytes_per_s"] == 7e9
+    assert not told["probes"]["is_drive_assumed"]
+    assert told["probes"]["threads"] == 16
+    refused = coli(*flags, "--what-if", "gpu=1")
+    assert (refused.exit_code, "known are ram, disk" in refused.stderr) == (2, True)
+    assert coli(*flags, "--what-if", "cores=2", "--no-forecast").exit_code == 2
+
+
+def test_plan_says_why_there_is_no_forecast(tiny: Path) -> None:
+    assert "Expected" not in coli("plan", str(tiny), "--no-forecast").stdout
+    text = coli("plan", str(tiny), "--kernels", "reference").stdout
+    assert "No speed is forecast: kernels is reference" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("command", ["info", "plan"])
 def test_a_model_is_named_once(tiny: Path, command: str) -> None:
     result = coli(command, str(tiny), "--model", "other")

@@ -117,6 +117,7 @@ class Outlook:
             "hit_rate_source": self.hits.source,
             "probes": {
                 "disk_bytes_per_s": self.probes.disk_bytes_per_s,
+                "is_drive_assumed": self.probes.is_drive_assumed,
                 "dram_bytes_per_s": self.probes.dram_bytes_per_s,
                 "threads": self.probes.threads,
                 "at": self.probes.at,
@@ -139,6 +140,7 @@ def look_out(
     hit_rate: float | None = None,
     prompt_tokens: int = PROMPT_TOKENS,
     most_age_s: float = MOST_AGE_S,
+    is_here: bool = True,
 ) -> Outlook:
     """Probe this machine where that was not done lately, and forecast.
 
@@ -151,17 +153,20 @@ def look_out(
         hit_rate: known from elsewhere.
         prompt_tokens: of a prompt; at most the context.
         most_age_s: of probes that may be used again.
+        is_here: whether its files are whole; before a download a usual drive is assumed.
 
     Raises:
         SettingsError, NativeLibraryError: there are no native kernels here, which are what speeds
             are told of.
         BudgetError: the model does not fit the other machine.
     """
-    view = _View(description, settings, _heat(description, settings), hit_rate, prompt_tokens)
+    heat = _heat(description, settings) if is_here else None
+    view = _View(description, settings, heat, hit_rate, prompt_tokens)
     if what_if.ram is not None:
         plan = view.planned(ram=what_if.ram)
     work = work_of(description, plan)
-    here = probe(description.experts, work.formats, settings, progress, most_age_s)
+    index = description.experts if is_here else None
+    here = probe(index, work.formats, settings, progress, most_age_s)
     probes = what_if.probes(here)
     hits, expected = view.expected(plan, work, probes)
     changes = sorted(
@@ -185,8 +190,6 @@ def look_out(
 def _heat(description: Description, settings: Settings) -> NDArray[np.float64] | None:
     if not settings.heat or uses_bundled(settings) or not description.experts.layers:
         return None
-    if not all(path.is_file() for path in description.experts.files):
-        return None  # before the download
     return open_usage(description).counts
 
 

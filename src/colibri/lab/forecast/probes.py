@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from colibri.checkpoint.experts import ExpertIndex
-from colibri.errors import NativeLibraryError, SettingsError
+from colibri.errors import BudgetError, NativeLibraryError, SettingsError
 from colibri.formats import FORMATS, Bytes, Format, get_format
 from colibri.kernels.api import Activations
+from colibri.kernels.mapping import Mapping as Mapped
 from colibri.lab.bench_matrix import ProductTurns, limits_of
 from colibri.lab.bootstrap import median
 from colibri.lab.inputs import gaussian
@@ -43,7 +44,7 @@ _SHAPE = (768, 2048)  # of the matrices that are multiplied
 _WORKING_SET, _ROUNDS, _TURN_S = 192 << 20, 3, 0.04
 _MANY = 64  # rows of a prompt's matrices
 _DRIVE_BYTES = 96 << 20
-_SMALL_DRIVE = 1e9  # bytes per second assumed of models that are too small to tell
+_USUAL_DRIVE = 1.5e9  # bytes per second, where there are too few records to measure
 _MOST_OTHERS = 0.2  # of the processors; with more, probes are not kept
 _LAYER_S = 40e-6  # of a layer outside matrices: Python, pool, norms, router, at one token
 
@@ -68,6 +69,7 @@ class Probes:
         threads: that compute.
         at: when it was measured, in seconds since 1970.
         others_share: of the processors, that other programs took meanwhile; None if not told.
+        is_drive_assumed: whether the drive was not measured, but a usual one assumed.
     """
 
     dram_bytes_per_s: float
@@ -77,6 +79,7 @@ class Probes:
     threads: int = 1
     at: float = 0.0
     others_share: float | None = None
+    is_drive_assumed: bool = False
 
     @property
     def is_disturbed(self) -> bool:
@@ -103,13 +106,14 @@ class Probes:
             self,
             dram_bytes_per_s=dram,
             disk_bytes_per_s=disk or self.disk_bytes_per_s,
+            is_drive_assumed=self.is_drive_assumed and disk is None,
             speeds=speeds,
             threads=cores or self.threads,
         )
 
 
 def probe(
-    index: ExpertIndex,
+    index: ExpertIndex | None,
     formats: Iterable[str],
     settings: Settings,
     progress: LoadProgress,
@@ -117,9 +121,11 @@ def probe(
 ) -> Probes:
     """What was measured not too long ago, and what is missing of it.
 
+    Without an `index` of records, or where they are few, a usual drive is assumed.
+
     Raises:
         SettingsError, NativeLibraryError: there are no native kernels, or none are wanted.
-        BudgetError: too little memory is free to measure.
+        ProbeError: too little memory is free to measure.
     """
     path, key = settings.cache / NAME, _key(index, settings)
     wanted = {name for name in formats if name in FORMATS}
@@ -131,7 +137,7 @@ def probe(
     stages, load = len(missing) + 1, OtherLoad()
     progress("probing this machine", 0, stages)
     dram, speeds = known.dram_bytes_per_s if known else 0.0, dict(known.speeds if known else {})
-    with closing(touched(_WORKING_SET, "the probe's working set")) as memory:
+    with closing(_working_set()) as memory:
         for number, name in enumerate(missing):
             speeds[name], limit = _speed(kernels, get_format(name), memory.data)
             dram = max(dram, limit)
@@ -144,11 +150,23 @@ def probe(
         threads=kernels.threads,
         at=known.at if known else time.time(),
         others_share=load.share(),
+        is_drive_assumed=index is None or not _is_enough(index),
     )
     progress("probing this machine", stages, stages)
     if not found.is_disturbed:
         _remember(path, key, found)
     return found
+
+
+class ProbeError(BudgetError):
+    """This machine cannot be probed just now."""
+
+
+def _working_set() -> Mapped:
+    try:
+        return touched(_WORKING_SET, "the probe's working set")
+    except BudgetError as error:
+        raise ProbeError(str(error)) from None
 
 
 def _speed(kernels: BenchKernels, fmt: Format, memory: Bytes) -> tuple[Speed, float]:
@@ -165,24 +183,22 @@ def _speed(kernels: BenchKernels, fmt: Format, memory: Bytes) -> tuple[Speed, fl
     return Speed(single * weights.nbytes, batch * flops), limit
 
 
-def _drive(index: ExpertIndex, settings: Settings) -> float:
-    if not _is_here(index):
-        return _SMALL_DRIVE
+def _drive(index: ExpertIndex | None, settings: Settings) -> float:
+    if index is None or not _is_enough(index):
+        return _USUAL_DRIVE
     reading = known_reading(index, settings.reader.cache) or Reading()
     with DriveLimit(index, reading) as limit:
         return median([limit.sample(_DRIVE_BYTES) for _ in range(_ROUNDS)])
 
 
-def _is_here(index: ExpertIndex) -> bool:
-    """Whether there are records to be read; before a download there are none."""
-    here = bool(index.files) and all(path.is_file() for path in index.files)
-    return here and is_measurable(index)
+def _is_enough(index: ExpertIndex) -> bool:
+    return bool(index.files) and is_measurable(index)
 
 
-def _key(index: ExpertIndex, settings: Settings) -> str:
+def _key(index: ExpertIndex | None, settings: Settings) -> str:
     """The drive and what computes."""
     drive = "none"
-    if _is_here(index):
+    if index is not None and _is_enough(index):
         drive = reading_key(index, np.flatnonzero((index.file[:, :, 0] >= 0).ravel())[:1])
     wanted = (settings.threads, settings.isa, str(settings.activations))
     return f"{drive} {wanted}"
