@@ -15,7 +15,7 @@ INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_
     const VI nibble = VIOP(set1)(0x000f000f), nibbles = VIOP(set1)(0x0f0f0f0f), low = VIOP(set1)(0x00ff00ff);
     const int64_t chunk = kind == INT8_CODE ? 4 : 8, run = group < 8 * chunk ? group : 8 * chunk;
     const int scaled = kind == INT4_CODE && N <= 2;
-    const int parts = scaled ? 4 : !HAVE_VNNI || N >= 8 ? 1 : 2; /* several sums, or each addition would wait for the one before */
+    const int parts = scaled ? 4 : N >= (HAVE_VNNI ? 8 : 4) ? 1 : 2; /* several sums, or each addition would wait for the one before */
     for (int64_t begin = 0; begin < group; begin += run) {
         VI part[8][4];
         for (int n = 0; n < N; n++) {
@@ -41,11 +41,10 @@ INLINE void V(group_pairs)(int kind, int N, const uint8_t *const *panels, int64_
             }
             for (int n = 0; n < N; n++) {
                 const uint8_t *p = q[n] + 2 * k;
-                part[n][0] = VIOP(pairs)(part[n][0], w[0], p);
-                part[n][1 % parts] = VIOP(pairs)(part[n][1 % parts], w[1], p + 4);
-                if (kind == INT8_CODE) continue;
-                part[n][2 % parts] = VIOP(pairs)(part[n][2 % parts], w[2], p + 8);
-                part[n][3 % parts] = VIOP(pairs)(part[n][3 % parts], w[3], p + 12);
+                for (int i = 0; i < (kind == INT8_CODE ? 2 : 4); i++) {
+                    part[n][i % parts] = VIOP(pairs)(part[n][i % parts], w[i], p + 4 * i);
+                    KEEP_SUM(part[n][i % parts]);
+                }
             }
         }
         for (int n = 0; n < N; n++) {
@@ -72,6 +71,7 @@ INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_
                 if (kind == INT8_CODE) {
                     for (int n = 0; n < N; n++) {
                         part[n][half % parts] = VIOP(signed_bytes)(part[n][half % parts], v, p[n] + k + 4 * half);
+                        KEEP_SUM(part[n][half % parts]);
                     }
                     continue;
                 }
@@ -79,7 +79,9 @@ INLINE void V(group_bytes)(int kind, int N, const uint8_t *const *panels, int64_
                 if (kind == MXFP4_CODE) a = VIOP(mxfp4)(a), b = VIOP(mxfp4)(b);
                 for (int n = 0; n < N; n++) {
                     part[n][0] = VIOP(bytes)(part[n][0], a, p[n] + k + 8 * half);
+                    KEEP_SUM(part[n][0]);
                     part[n][1 % parts] = VIOP(bytes)(part[n][1 % parts], b, p[n] + k + 8 * half + 4);
+                    KEEP_SUM(part[n][1 % parts]);
                 }
             }
         }

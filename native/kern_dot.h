@@ -30,6 +30,13 @@ enum { MXFP4_OFFSET = 12 };
 #define HAVE_VNNI 0
 #endif
 
+/* Additions of integers may be reordered, and compilers do, until products lie in memory that were to be added at once. */
+#if defined(VEC_AVX2) && !HAVE_VNNI
+#define KEEP_SUM KEEP
+#else
+#define KEEP_SUM(x) (void)(x)
+#endif
+
 #if defined(VEC_AVX2)
 
 INLINE vi8 vi8_shr16(vi8 a, int n) { return _mm256_srli_epi16(a, n); } /* of 16 bits, zeros in */

@@ -4,6 +4,7 @@
 #define COLIBRI_KERN_FLOAT_H
 
 #include "kern_vec.h"
+#include "kern_widened.h"
 
 #ifdef __AVX512F__
 enum { TILE_ROWS = 4, TILE_TOKENS = 4 };
@@ -53,6 +54,15 @@ INLINE void float_rows_n(int format, int B, int N, const uint8_t *w, int64_t str
 
 INLINE void float_rows_of(int format, const uint8_t *w, int64_t stride, int rows, const float *const *x, int n, int64_t K, float *out,
                           int64_t ld) {
+#if WIDEN_FIRST
+    if (n >= WIDENED_FROM) {
+        for (int r = 0; r < rows; r += MOST_ROWS) {
+            const int num = rows - r < MOST_ROWS ? rows - r : MOST_ROWS;
+            widened_float_rows(format, w + r * stride, stride, num, x, n, K, out + r, ld);
+        }
+        return;
+    }
+#endif
     for (; n >= TILE_TOKENS; n -= TILE_TOKENS, x += TILE_TOKENS, out += TILE_TOKENS * ld) {
         float_rows_n(format, TILE_ROWS, TILE_TOKENS, w, stride, rows, x, K, out, ld);
     }

@@ -14,6 +14,7 @@ static inline int64_t fp8_nbytes(int64_t N, int64_t K, int64_t block) {
     return fp8_scales_at(N, K) + (N + block - 1) / block * ((K + block - 1) / block) * 4;
 }
 
+#if !WIDEN_FIRST
 /* R rows of one block times N inputs; out[n * ld + r]. R and N are constants where it is called. */
 INLINE void fp8_tile(int R, int N, const uint8_t *w, const uint8_t *scales, int64_t block, const float *const *x, int64_t K, float *out,
                      int64_t ld) {
@@ -81,14 +82,21 @@ INLINE void fp8_rows_n(int B, int N, const uint8_t *w, const uint8_t *scales, in
     for (; r < rows; r++) fp8_tile(1, N, w + r * K, scales, block, x, K, out + r, ld);
 }
 
+#endif
+
 /* out[i * ld + r] = row first + r of the matrix [N, K] at `data` times x[i], for `rows` rows of one block and n inputs. */
 static void fp8_rows(const uint8_t *data, int64_t N, int64_t K, int64_t block, int64_t first, int rows, const float *const *x, int n,
                      float *out, int64_t ld) {
     const uint8_t *scales = data + fp8_scales_at(N, K) + first / block * ((K + block - 1) / block) * 4, *w = data + first * K;
+#if WIDEN_FIRST
+    if (n == 1) fp8_direct_rows(w, scales, block, rows, x[0], K, out);
+    else widened_fp8_rows(w, scales, block, rows, x, n, K, out, ld);
+#else
     for (; n >= TILE_TOKENS; n -= TILE_TOKENS, x += TILE_TOKENS, out += TILE_TOKENS * ld) {
         fp8_rows_n(2, TILE_TOKENS, w, scales, block, rows, x, K, out, ld);
     }
     for (; n > 0; n--, x++, out += ld) fp8_rows_n(4, 1, w, scales, block, rows, x, K, out, ld);
+#endif
 }
 
 /* Row `row` as floats. */

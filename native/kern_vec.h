@@ -31,14 +31,22 @@ INLINE void ask_ahead(const uint8_t *p, int64_t ahead) {
 #define VEC_AVX512 1
 #endif
 #endif
+#if defined(VEC_AVX2) && !defined(VEC_AVX512)
+#define WIDEN_FIRST 1 /* see kern_widened.h */
+#else
+#define WIDEN_FIRST 0
+#endif
 
 #if defined(VEC_AVX2)
 #include <immintrin.h>
+
+#define KEEP(x) __asm__("" : "+x"(x)) /* computed here and kept in a register: no reordering of sums, no second load */
 
 typedef __m256 vf8;
 typedef __m256i vi8;
 
 INLINE vf8 vf8_zero(void) { return _mm256_setzero_ps(); }
+INLINE vf8 vf8_floats(const float *p) { return _mm256_loadu_ps(p); }
 INLINE vf8 vf8_set1(float a) { return _mm256_set1_ps(a); }
 INLINE vf8 vf8_mul(vf8 a, vf8 b) { return _mm256_mul_ps(a, b); }
 INLINE vf8 vf8_fma(vf8 a, vf8 b, vf8 c) { return _mm256_fmadd_ps(a, b, c); }
@@ -190,16 +198,24 @@ INLINE vf16 vf16_fp8(const void *p) {
     const __m256i halves = _mm256_and_si256(items, _mm256_set1_epi16((int16_t)0xbfff));
     return (vf16){_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
-/* The same of 64 codes. A conversion that loads its halves takes half the work of one that moves them across a register,
-   so they go through memory; the empty statement keeps the compiler from seeing through that. */
+/* The same of 64 codes. */
 INLINE void vf16_fp8_four(const uint8_t *p, vf16 out[4]) {
-    UNROLL for (int i = 0; i < 4; i++) {
-        __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p + i)), 7);
-        halves = _mm256_and_si256(halves, _mm256_set1_epi16((int16_t)0xbfff));
-        __asm__("" : "+m"(halves));
-        out[i].a = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)&halves));
-        out[i].b = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)&halves + 1));
-    }
+    UNROLL for (int i = 0; i < 4; i++) out[i] = vf16_fp8(p + 16 * i);
+}
+/* The same of numbers that are neither zero nor subnormal nor NaN, which need no conversion: their bits are moved into a bfloat16, 112 is
+   added to the exponent, whose upper bits are all clear, and every second number is moved up. */
+typedef struct { __m256i places, bits, exponent, upper; } fp8_constants;
+INLINE fp8_constants fp8_constants_of(void) {
+    static const uint8_t __attribute__((aligned(32))) places[32] = {/* the first eight codes go to the lower halves of 32 bits */
+        255, 0, 255, 8, 255, 1, 255, 9, 255, 2, 255, 10, 255, 3, 255, 11, 255, 4, 255, 12, 255, 5, 255, 13, 255, 6, 255, 14, 255, 7, 255, 15};
+    return (fp8_constants){_mm256_load_si256((const __m256i *)places), _mm256_set1_epi16((int16_t)0x87f0), _mm256_set1_epi16(0x3800),
+                           _mm256_set1_epi32((int32_t)0xffff0000)};
+}
+INLINE vf16 vf16_fp8_normal(const fp8_constants *c, const uint8_t *p) {
+    const __m256i codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)), c->places);
+    const __m256i items = _mm256_and_si256(_mm256_srai_epi16(codes, 4), c->bits); /* the sign filled five bits */
+    const __m256i halves = _mm256_add_epi16(items, c->exponent);
+    return (vf16){_mm256_castsi256_ps(_mm256_slli_epi32(halves, 16)), _mm256_castsi256_ps(_mm256_and_si256(halves, c->upper))};
 }
 /* The largest magnitude of E4M3 codes, 64 or 16 at a time: 0x7f stands for NaN. */
 typedef __m256i vb64;
@@ -210,6 +226,14 @@ INLINE vb64 vb64_most(vb64 most, const void *p) {
 }
 INLINE vb64 vb64_most_16(vb64 most, const void *p) { return vb64_add(most, _mm256_zextsi128_si256(_mm_loadu_si128(p))); }
 INLINE int vb64_any_nan(vb64 most) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(0x7f))) != 0; }
+/* Collects whether any of 32 more codes is zero, subnormal or NaN: less 8, these magnitudes come out above all others. */
+INLINE vb64 vb64_strange(vb64 most, const void *p) {
+    const __m256i magnitudes = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)p), _mm256_set1_epi8(0x7f));
+    return _mm256_max_epu8(most, _mm256_sub_epi8(magnitudes, _mm256_set1_epi8(8)));
+}
+INLINE int vb64_any_strange(vb64 most) {
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(most, _mm256_set1_epi8(0x77)), most)) != 0;
+}
 INLINE float vf16_sum(vf16 x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
 INLINE vf16 vf16_sub(vf16 x, vf16 y) { return (vf16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 INLINE vf16 vf16_max(vf16 x, vf16 y) { return (vf16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; } /* x > y ? x : y */
