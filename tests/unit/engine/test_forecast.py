@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from colibri.engine.forecast import PassForecast
@@ -45,6 +46,21 @@ def test_it_forgets() -> None:
     for _ in range(8):
         forecast.observe(8, 0.01)
     assert forecast.rows_within(1.0, 8, 512) == 16
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.15], ids=lambda noise: f"noise {noise:.0%}")
+def test_pauses_stay_near_the_one_allowed(noise: float) -> None:
+    """A prompt of 4,096 whose attention grows, on a drive that varies; decoding goes on beside."""
+    random, forecast = np.random.RandomState(3), PassForecast()
+    position, pauses = 0, []
+    while position < 4096:
+        rows = forecast.rows_within(2.0, 10, 512)
+        usual = 0.15 + 0.03 * rows**0.8 + 2e-6 * rows * position
+        pauses.append(usual * (1 + noise * random.uniform(-1, 1)))
+        forecast.observe(rows, pauses[-1])
+        position += rows - 2
+    assert np.quantile(pauses, 0.99) <= 1.2 * 2.0
+    assert np.median(pauses) >= (1 - noise) * 0.85 * 2.0
 
 
 def test_prompts_are_cut_so_that_replies_go_on() -> None:
