@@ -96,21 +96,23 @@ def _until(stream: Streaming, tokens: int) -> None:
 class Busy:
     """Keeps a server rendering templates and parsing JSON without pause; use it in `with`."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address, self._ends = address, threading.Event()
+    def __init__(self, server: ServedProcess) -> None:
+        self._address, self._ends = server.address, threading.Event()
+        self._name = server.get("/v1/models")["data"][0]["id"]
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(2)]
         self.count = 0
 
     def _ask(self) -> None:
         connection = http.client.HTTPConnection(*self._address)
-        bodies = [json.dumps({"messages": _SAID}), json.dumps({"prompt": _SAID[0]["content"] * 40})]
+        path = "/v1/messages/count_tokens"
+        body = json.dumps({"model": self._name, "messages": _SAID})
         while not self._ends.is_set():
-            connection.request("POST", "/tokenize", bodies[0])
+            connection.request("POST", path, body)
             response = connection.getresponse()
             response.read()
             self.count += 1
             if response.status != 200:  # no chat template: text alone
-                bodies[0] = bodies[1]
+                path, body = "/tokenize", json.dumps({"prompt": _SAID[0]["content"] * 40})
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -194,7 +196,7 @@ def _beside_busy(run: ServeRun, threads: int | None) -> Iterator[Figure]:
         for _ in run.rounds(f"decoding beside a busy server, threads: {threads or 'usual'}"):
             _until(stream, bench.steps)
             between = time.monotonic()
-            with Busy(server.address):
+            with Busy(server):
                 _until(stream, bench.steps)
                 end = time.monotonic()
             spans.append((at, between, end))

@@ -133,7 +133,9 @@ def _text(pid: int, name: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(word) for word in _text(pid, f"task/{pid}/children").split()]
+    """The processes that any thread of a process has started."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for file in files for word in file.read_text(encoding="ascii").split()]
 
 
 def _cpu_s(pid: int) -> float:
