@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -169,13 +170,23 @@ class ContainerWriter:
         self._dense.add(entry, data)
         self._dense_info[name] = dense_json(fmt, shape)
 
-    def finish(self, config: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
-        """Write what is open, config.json and checksums, copy `files`, then make it a container."""
+    def finish(
+        self,
+        config: Mapping[str, Any],
+        files: Iterable[Path] = (),
+        documents: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Write what is open, config.json and checksums, copy `files`, then make it a container.
+
+        `documents` are further files, by name.
+        """
         self._close_dense()
         checksums = self._write_checksums()
         write_json(self.directory / "config.json", dict(config))
         for path in files:
             shutil.copyfile(path, self.directory / path.name)
+        for name, data in documents.items():
+            (self.directory / name).write_bytes(data)
         write_json(self.directory / MANIFEST, self._manifest(checksums).to_json())
         self._progress.end()
         self._lock.release()

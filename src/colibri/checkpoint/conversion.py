@@ -113,7 +113,7 @@ class Conversion:
             require_exact(parameter.stored, parameter.format, parameter.name)
         layouts = tuple(_target(layer, formats) for layer in index.layers)
         about = {
-            "name": title(checkpoint.directory),
+            "name": title(checkpoint.place),
             "experts": formats.experts.name if formats.experts else KEPT,
             **({} if formats.down is None else {"down": formats.down.name}),
             "dense": ", ".join(sorted({parameter.format.name for parameter in dense})),
@@ -143,7 +143,7 @@ class Conversion:
             for old, new in zip(layer.parts, layout.parts, strict=True)
         ):
             raise UnsupportedModelError(
-                f"{path}: no expert of {self.checkpoint.directory} is rounded to integers with "
+                f"{path}: no expert of {self.checkpoint.place} is rounded to integers with "
                 "scales, so their importance changes nothing: leave it out, or name such a format"
             )
         told = tuple(layer for layer in self.index.layers if not self._is_head(layer.layer))

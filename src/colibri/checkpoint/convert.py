@@ -80,6 +80,7 @@ def convert(
     destination: Path,
     *,
     progress: Callable[[ConvertProgress], None] | None = None,
+    documents: Mapping[str, bytes] | None = None,
 ) -> ConvertReport:
     """Write the container.
 
@@ -87,6 +88,7 @@ def convert(
         conversion: what is to be done.
         destination: empty, missing, or left by an interrupted conversion of the same source.
         progress: told after every expert.
+        documents: files to write beside the weights, by name: the tokenizer of a GGUF file, say.
 
     Raises:
         CheckpointError: `destination` holds something else, is not apart from the source, or
@@ -96,7 +98,7 @@ def convert(
     """
     began = time.monotonic()
     checkpoint = conversion.checkpoint
-    require_apart(checkpoint.directory, destination)
+    require_apart(checkpoint.place, destination)
     require_directory(destination)
     require_free(destination, conversion.total_bytes)
     source_bytes, revision = conversion.source_bytes, conversion.fingerprint()
@@ -107,7 +109,8 @@ def convert(
         ) as writer,
     ):
         kept = _Job(conversion, revision, progress).run(writer)
-        writer.finish(checkpoint.config, companions(checkpoint.directory))
+        files = () if checkpoint.gguf is not None else companions(checkpoint.directory)
+        writer.finish(checkpoint.config, files, documents or {})
     return ConvertReport(
         directory=destination,
         num_layers=len(conversion.layouts),

@@ -18,6 +18,7 @@ from typing import Any
 from colibri.checkpoint.config import read_config, with_model_type
 from colibri.checkpoint.container import Container, open_container
 from colibri.checkpoint.container_manifest import MANIFEST
+from colibri.checkpoint.gguf import Gguf, gguf_of, read_gguf
 from colibri.checkpoint.safetensors import TensorSpec, read_header
 from colibri.checkpoint.strict_json import read_object, shown
 from colibri.errors import CheckpointError, IncompleteModelError
@@ -41,6 +42,8 @@ class Checkpoint:
             of dtype U8.
         ignored_files: .safetensors files beside the shards, which are not part of the model.
         container: the converted experts, or None.
+        gguf: what a GGUF file says; then `config` is empty but for a `model_type` that was asked
+            for, and `tensors` have the file's names (`models.gguf.adopted` gives both).
     """
 
     directory: Path
@@ -48,10 +51,18 @@ class Checkpoint:
     tensors: dict[str, TensorSpec]
     ignored_files: tuple[Path, ...]
     container: Container | None = None
+    gguf: Gguf | None = None
+
+    @property
+    def place(self) -> Path:
+        """What it is called in messages: its directory, or the GGUF file."""
+        return self.directory if self.gguf is None else self.gguf.path
 
     @classmethod
     def open(cls, directory: str | Path, model_type: str | None = None) -> Checkpoint:
         """Read config and headers; `model_type`, where given, counts instead of config.json's.
+
+        `directory` may be a GGUF file, any part of one, or a directory that holds no other weights.
 
         Raises:
             CheckpointError: no such directory, no config.json, a broken header, or shards that
@@ -60,6 +71,8 @@ class Checkpoint:
                 expected counts.
         """
         directory = Path(directory)
+        if (found := gguf_of(directory)) is not None:
+            return cls._open_gguf(found, model_type)
         check_directory(directory)
         container = open_container(directory)  # an unfinished one has no config.json yet
         if not (directory / "config.json").is_file():
@@ -78,6 +91,13 @@ class Checkpoint:
                 shards = {spec.file for spec in tensors.values()}
         ignored = (path for path in sorted(directory.glob("*.safetensors")) if path not in shards)
         return cls(directory, config, tensors, tuple(ignored), container)
+
+    @classmethod
+    def _open_gguf(cls, path: Path, model_type: str | None) -> Checkpoint:
+        with _no_garbage():
+            source = read_gguf(path)
+        config = {} if model_type is None else {"model_type": model_type}
+        return cls(path.parent, config, source.tensors, (), None, source)
 
 
 @contextmanager

@@ -6,6 +6,7 @@
 | `q_proj.weight` F8_E4M3, `.weight_scale_inv` or `.scale` F32, BF16, E8M0 | fp8 |
 | `q_proj.weight` I8, `.scale` E8M0 | mxfp4 |
 | `q_proj.weight_packed` I32 or U8, `.weight_scale` | int4, mxfp4 |
+| `q_proj.weight` Q4_K and other block types of GGUF files | see `formats.ggml` |
 | `q_proj_blocks`, `q_proj_scales` U8 (of all experts) | mxfp4 |
 """
 
@@ -36,9 +37,11 @@ from colibri.formats import (
     Shape,
     get_format,
 )
+from colibri.formats.ggml import BY_DTYPE
 from colibri.formats.packing import (
     INT4_ZERO,
     ITEM_BF16,
+    ITEM_BLOCK,
     ITEM_E4M3,
     ITEM_E8M0,
     ITEM_F16,
@@ -88,10 +91,19 @@ class Storage:
     @property
     def item(self) -> int:
         """The kind of codes."""
+        if self.is_blocks:
+            return ITEM_BLOCK + BY_DTYPE[self.dtype].number
         return ITEM_NIBBLE if self.dtype in _PER_ITEM else _ITEMS[self.dtype]
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether it is a block type of a GGUF file."""
+        return self.dtype in BY_DTYPE
 
     def row_nbytes(self, columns: int) -> int:
         """Bytes of a row of codes."""
+        if self.is_blocks:
+            return BY_DTYPE[self.dtype].row_nbytes(columns)
         return columns // 2 if self.dtype in _PER_ITEM else columns * item_nbytes(self.item)
 
     @property
@@ -129,6 +141,8 @@ def _storage(
         return Storage(MXFP4, dtype, tail, *_scales(census, stem, spec, ("_scales",)), (1, 32))
     if tail == ".weight_packed":
         return _packed(census, stem, spec, quantization)
+    if dtype in BY_DTYPE:
+        return Storage(BY_DTYPE[dtype].format, dtype, tail)
     if dtype in FLOAT_DTYPES:
         return Storage(FLOAT_DTYPES[dtype], dtype, tail)
     if dtype == "F8_E4M3":
@@ -233,6 +247,8 @@ def packings(
     `resident` says that its codes already lie where they shall be, and only scales are missing.
     """
     fmt, moves = storage.format, []
+    if storage.is_blocks:
+        return [Packing(PackKind.BLOCKS, part, False, 0, *shape, codes, panel_stride=stride)]
     if storage.item == ITEM_NIBBLE:
         assert scales is not None
         zero = 0 if fmt is MXFP4 else INT4_ZERO
@@ -258,13 +274,13 @@ class StoredMatrix:
         storage: how it is stored.
         shape: `[N, K]`.
         codes: the tensor of codes.
-        scales: the tensor of scales.
+        scales: the tensor of scales, where it has any.
     """
 
     storage: Storage
     shape: Shape
     codes: TensorSpec
-    scales: TensorSpec
+    scales: TensorSpec | None
 
     def read(self, out: Bytes) -> None:
         """Write the resident bytes to `out [resident_nbytes]`.
@@ -275,14 +291,16 @@ class StoredMatrix:
         """
         storage, columns = self.storage, self.shape[1]
         row, size = storage.row_nbytes(columns), item_nbytes(storage.item)
-        scale_row = storage.blocks(*self.shape)[1] * storage.scale_nbytes
-        codes = Items(0, storage.item, 0, row, size)
-        scales = storage.scale_items(1, 0, scale_row)
+        codes, scales = Items(0, storage.item, 0, row, size), None
+        pieces = [read_tensor(self.codes)]
+        if self.scales is not None:
+            scale_row = storage.blocks(*self.shape)[1] * storage.scale_nbytes
+            scales = storage.scale_items(1, 0, scale_row)
+            pieces.append(read_tensor(self.scales))
         fmt, stride = storage.format, storage.format.panel_nbytes(columns)
-        pieces = [read_tensor(self.codes), read_tensor(self.scales)]
         for step in packings(storage, self.shape, codes, scales, stride=stride):
             if not pack(step, pieces, out[step.to :]):
-                self._broken(self.scales, "scale")
+                self._broken(self.scales or self.codes, "scale")
         if not all_finite(out, fmt.scans(self.shape, stride)):
             self._broken(self.codes, "code or scale")
 
@@ -302,10 +320,9 @@ def take_matrix(
     """
     stem = name.removesuffix(".weight")
     storage = find(census, stem, quantization)
-    if storage is None or not storage.scale_dtype:
+    if storage is None or not (storage.scale_dtype or storage.is_blocks):
         return None
     codes, scales = take(census, stem, storage, shape)
-    assert scales is not None
     return StoredMatrix(storage, shape, codes, scales)
 
 

@@ -21,6 +21,7 @@ from colibri.cli.progress import Rate, Reporter
 from colibri.formats import FORMATS
 from colibri.llm.location import locate
 from colibri.models.convert import Formats, plan_conversion, plan_repair
+from colibri.text.gguf_vocabulary import documents
 from colibri.units import format_bytes, format_seconds
 
 KEEP = "keep"
@@ -159,7 +160,9 @@ def _run(conversion: Conversion, destination: Path, reporter: Reporter) -> Conve
         reporter(f"writing {destination}", done, total, meter.told(done, total))
 
     try:
-        return write_container(conversion, destination, progress=follow)
+        source = conversion.checkpoint.gguf
+        beside = None if source is None else documents(source)
+        return write_container(conversion, destination, progress=follow, documents=beside)
     except KeyboardInterrupt:
         reporter.close()
         if (destination / PROGRESS).exists():
@@ -197,7 +200,7 @@ def _sizes(part: Part) -> tuple[str, str]:
 def plan_as_json(conversion: Conversion, seconds: float) -> dict[str, Any]:
     """What `coli convert --plan --json` prints."""
     return {
-        "source": str(conversion.checkpoint.directory),
+        "source": str(conversion.checkpoint.place),
         "source_bytes": conversion.source_bytes,
         "total_bytes": conversion.total_bytes,
         "estimate_s": seconds,

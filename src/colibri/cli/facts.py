@@ -54,7 +54,7 @@ def facts_of_model(description: Description) -> dict[str, Any]:
     by_rows = sum(table.num_read_per_token for table in description.tables)
     active = sum(moe.num_experts_per_tok * per_expert[i] for i, moe in sparse)
     return {
-        "model": str(checkpoint.directory),
+        "model": str(checkpoint.place),
         "family": blueprint.family.model_type,
         "num_layers": config.num_hidden_layers,
         "num_moe_layers": len(sparse),
@@ -100,7 +100,7 @@ def facts_of_reading(description: Description, settings: Settings) -> dict[str, 
 
 def facts_of_text(description: Description) -> dict[str, Any]:
     """Tokenizer and chat template."""
-    directory = description.checkpoint.directory
+    directory = description.checkpoint.place
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory) if tokenizer is not None else None
     return {

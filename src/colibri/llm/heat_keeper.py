@@ -15,19 +15,26 @@ from colibri.models.description import Description
 
 
 def open_usage(description: Description) -> Usage:
-    """The heat file of a checkpoint."""
+    """The heat file of a checkpoint; a GGUF file has its own, since folders may hold many."""
     experts = description.experts
     return Usage(
         description.checkpoint.directory,
         model_identity(description),
         [layout.layer for layout in experts.layers],
         experts.file.shape[1],
+        suffix=_suffix(description),
     )
 
 
 def open_verdicts(description: Description, num_slots: int) -> Verdicts:
     """What earlier runs with as many slots found out about reading ahead."""
-    return Verdicts(description.checkpoint.directory, model_identity(description), num_slots)
+    directory, identity = description.checkpoint.directory, model_identity(description)
+    return Verdicts(directory, identity, num_slots, suffix=_suffix(description))
+
+
+def _suffix(description: Description) -> str:
+    gguf = description.checkpoint.gguf
+    return "" if gguf is None else f".{gguf.path.stem}"
 
 
 def model_identity(description: Description) -> str:
@@ -35,9 +42,12 @@ def model_identity(description: Description) -> str:
 
     Two fine-tunes whose files have equal sizes differ in it, see `fingerprint`.
     """
-    path = description.checkpoint.directory / "config.json"
+    checkpoint = description.checkpoint
     try:
-        config = path.read_bytes()
+        if checkpoint.gguf is None:
+            config = (checkpoint.directory / "config.json").read_bytes()
+        else:
+            config = repr(sorted(checkpoint.config.items())).encode()
         sizes = sorted((file.name, file.stat().st_size) for file in description.experts.files)
         weights = fingerprint(_places(description))
     except OSError as error:

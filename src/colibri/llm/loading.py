@@ -50,8 +50,8 @@ class Prepared:
 
     @property
     def directory(self) -> Path:
-        """Where the checkpoint lies."""
-        return self.description.checkpoint.directory
+        """Where the checkpoint lies: its directory, or its GGUF file."""
+        return self.description.checkpoint.place
 
     @property
     def config(self) -> BaseConfig:

@@ -32,10 +32,19 @@ class Usage:
     """
 
     def __init__(
-        self, directory: Path, model: str, layers: Sequence[int], num_experts: int
+        self,
+        directory: Path,
+        model: str,
+        layers: Sequence[int],
+        num_experts: int,
+        *,
+        suffix: str = "",
     ) -> None:
-        """Read it, if it is there. `model` names the model that the counts belong to."""
-        self.path = directory / NAME
+        """Read it, if it is there.
+
+        `model` names the model that the counts belong to, `suffix` its file where others may be.
+        """
+        self.path = directory / f"{NAME}{suffix}"
         self.notes: list[str] = []
         self._model, self._layers = model, list(layers)
         self._shape = len(self._layers), num_experts

@@ -30,9 +30,12 @@ class Verdicts:
         governor: begins with what the file says.
     """
 
-    def __init__(self, directory: Path, model: str, num_slots: int) -> None:
-        """Read the file, if it is there. `model` names the model that verdicts belong to."""
-        self.path = directory / NAME
+    def __init__(self, directory: Path, model: str, num_slots: int, *, suffix: str = "") -> None:
+        """Read the file, if it is there.
+
+        `model` names the model that verdicts belong to, `suffix` its file where others may be.
+        """
+        self.path = directory / f"{NAME}{suffix}"
         self._model, self._slots = model, str(num_slots)
         about = self._known().get(self._slots, {})
         about = about if isinstance(about, dict) else {}

@@ -218,6 +218,18 @@ class BaseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairableConfig(BaseConfig):
+    """`rope_interleave`: rows of q and k lie so that rope turns neighbours."""
+
+    rope_interleave: bool = False
+
+    @property
+    def rope_pairing(self) -> Literal["half", "pair"]:
+        """`rope_interleave` pairs neighbours."""
+        return "pair" if self.rope_interleave else "half"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WindowedConfig(BaseConfig):
     """Keys of Qwen2's windows.
 

@@ -69,7 +69,7 @@ def plan_conversion(source: Path, formats: Formats, importance: Path | None = No
     for table in description.tables:
         parameters += _shards(table)
     conversion = Conversion.of(
-        checkpoint,
+        description.checkpoint,
         description.experts,
         parameters,
         family=blueprint.family.model_type,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri.models.family import Family
-from colibri.models.latent import TINY, YARN, LatentMoEConfig, latent_layer
+from colibri.models.gguf_names import Keys
+from colibri.models.latent import TINY, YARN, LatentMoEConfig, latent_gguf, latent_layer
 from colibri.models.noaux import SHARED_EXPERT_AS_PUBLISHED, SHARED_EXPERTS
 from colibri.nn.route import Route
 
@@ -39,12 +40,21 @@ class Config(LatentMoEConfig):
         )
 
 
+def _is_plain(keys: Keys) -> bool:
+    """Whether a GGUF file says nothing of groups of experts."""
+    return (keys.get("expert_group_count") or 1) == 1
+
+
 FAMILY = Family(
     model_type="deepseek_v2",
     config=Config,
     layer=latent_layer,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
+    gguf=(
+        latent_gguf(lambda keys: keys.get("expert_gating_func") in (None, 1) and _is_plain(keys)),
+        latent_gguf(lambda keys: keys.get("expert_gating_func") in (None, 1), topk_method=_GROUPS),
+    ),
     dialect="tool-sections",
     tiny={
         **TINY,

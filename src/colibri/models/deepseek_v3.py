@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri.models.family import Family
-from colibri.models.latent import TINY, YARN, LatentMoEConfig, latent_layer
+from colibri.models.latent import TINY, YARN, LatentMoEConfig, latent_gguf, latent_layer
 from colibri.models.noaux import SHARED_EXPERT_AS_PUBLISHED, SHARED_EXPERTS
 
 
@@ -36,6 +36,7 @@ FAMILY = Family(
     rename=((r"^language_model\.", ""), *SHARED_EXPERTS),
     unrename=SHARED_EXPERT_AS_PUBLISHED,
     ignore=(r"vision_tower\.", r"(model\.)?mm_projector\."),
+    gguf=(latent_gguf(lambda keys: keys.get("expert_gating_func") == 2),),
     dialect="tool-sections",
     tiny={**TINY, "n_group": 4, "topk_group": 2, "rope_scaling": YARN},
 )

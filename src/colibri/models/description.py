@@ -13,6 +13,7 @@ from colibri.checkpoint.config import normalize
 from colibri.checkpoint.conversion import HEADS
 from colibri.checkpoint.divide import divide
 from colibri.checkpoint.experts import ExpertIndex, index_experts
+from colibri.checkpoint.gguf_latent import take_split_latent
 from colibri.checkpoint.index import Checkpoint
 from colibri.checkpoint.quantization import Quantization
 from colibri.checkpoint.rename import Census, Renaming
@@ -24,9 +25,10 @@ from colibri.errors import (
     IncompleteModelError,
     UnsupportedModelError,
 )
-from colibri.formats import BF16, F32, ID_FORMATS, FloatFormat, Format, IntegerFormat
+from colibri.formats import BF16, F16, F32, ID_FORMATS, FloatFormat, Format, IntegerFormat
 from colibri.formats.packing import PackKind
 from colibri.models.blueprint import Blueprint
+from colibri.models.gguf import adopted
 from colibri.nn.parameter import ROUNDED, VECTORS, Parameter
 
 _ALIGNMENT = 64
@@ -126,11 +128,12 @@ class Description:
             CheckpointError: a tensor is missing, mis-shaped, of an unknown dtype, left over, or
                 coded where `coding` would round it again; named.
         """
+        checkpoint = adopted(checkpoint)
         try:
             blueprint = Blueprint.of(checkpoint.config)
             quantization = Quantization.read(normalize(checkpoint.config))
         except (ConfigError, UnsupportedModelError) as error:
-            raise type(error)(f"{checkpoint.directory}: {error}") from None
+            raise type(error)(f"{checkpoint.place}: {error}") from None
         rename = (*blueprint.family.rename, *(blueprint.head_rename if mtp else ()))
         tensors = Renaming(rename).apply(checkpoint.tensors)
         if mtp:
@@ -144,6 +147,8 @@ class Description:
         )
         tables = tuple(_table(census, each) for each in parameters if each.kind == "table")
         requests = blueprint.expert_layers()
+        if checkpoint.gguf is not None:  # whose rows are in order, whatever else is published
+            requests = [replace(each, transposed=False, interleaved=False) for each in requests]
         if checkpoint.container is not None:
             experts = checkpoint.container.expert_index(
                 requests, coding.experts, len(blueprint.layers)
@@ -195,7 +200,12 @@ class Description:
 
     @property
     def float_format(self) -> FloatFormat:
-        """The checkpoint's own float format: the embedding's, bf16 where that is coded."""
+        """The checkpoint's own float format: the embedding's, bf16 where that is coded.
+
+        Of a GGUF file it is f16, as its users expect.
+        """
+        if self.checkpoint.gguf is not None:
+            return F16
         stored = self.dense[0].stored
         return stored if isinstance(stored, FloatFormat) else BF16
 
@@ -235,7 +245,11 @@ def _dense(
         return DenseTensor(parameter, spec, coded, _resident(parameter, coded))
     if container is None and parameter.kind not in VECTORS:
         rows, columns = parameter.shape
-        matrix = take_matrix(census, parameter.name, (rows, columns), quantization)
+        matrix: StoredMatrix | None = None
+        if parameter.kind == "absorbed":
+            matrix = take_split_latent(census, parameter.name, (rows, columns))
+        if matrix is None:
+            matrix = take_matrix(census, parameter.name, (rows, columns), quantization)
         if matrix is not None:
             fmt = matrix.storage.format
             return DenseTensor(parameter, matrix.codes, fmt, _resident(parameter, fmt), matrix)

@@ -8,6 +8,7 @@ from typing import Any
 
 from colibri.checkpoint.divide import Division
 from colibri.models.config import BaseConfig
+from colibri.models.gguf_names import Gguf
 from colibri.nn.sublayer import Layer
 from colibri.nn.trunk import Trunk
 
@@ -41,6 +42,7 @@ class Family:
         ignore: patterns of tensors (after renaming) that are knowingly not used.
         mtp: whether checkpoints may hold heads that draft further tokens, made of layers as `layer`
             builds them behind the last.
+        gguf: how GGUF files spell it, where they hold it; one for each architecture.
         dialect: syntax of reasoning and tool calls in this family's text.
         tiny: config values of the smallest model that shows everything peculiar to the family;
             tests run every family on it.
@@ -57,6 +59,7 @@ class Family:
     divide: tuple[Division, ...] = ()
     ignore: tuple[str, ...] = ()
     mtp: bool = False
+    gguf: tuple[Gguf, ...] = ()
     dialect: str | None = None
     tiny: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf
 from colibri.models.noaux import SHARED_EXPERT_AS_PUBLISHED, SHARED_EXPERTS, NoauxMoEConfig
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.sublayer import Layer
@@ -41,6 +42,7 @@ FAMILY = Family(
     mtp=True,
     rename=SHARED_EXPERTS,
     unrename=SHARED_EXPERT_AS_PUBLISHED,
+    gguf=(Gguf(architecture="glm4moe"),),
     dialect="key-value-tags",
     tiny={
         "n_routed_experts": 16,

@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 from colibri.kernels.api import Swiglu
 from colibri.models.config import FULL, SLIDING, MoEConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import EXPERT_WIDTHS, Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
 from colibri.nn.sublayer import Layer
 
-_ROPE: Mapping[str, Any] = {
-    **{"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
-    "original_max_position_embeddings": 4096,
-}
+_RAMP = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_ROPE: Mapping[str, Any] = {**_RAMP, "original_max_position_embeddings": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +76,7 @@ FAMILY = Family(
     rename=((r"\.mlp\.router\.", ".mlp.gate."),),
     spelling="fused",
     unrename=((".mlp.gate.", ".mlp.router."),),
+    gguf=(Gguf(architecture="gpt-oss", keys=EXPERT_WIDTHS, yarn={"truncate": False}),),
     dialect="harmony",
     tiny={
         "num_local_experts": 8,

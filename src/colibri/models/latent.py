@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from colibri.errors import UnsupportedModelError
+from colibri.models.config import PairableConfig
+from colibri.models.gguf_names import Gguf, Keys
 from colibri.models.noaux import NoauxMoEConfig
 from colibri.nn.mla import MultiHeadLatentAttention, SparseIndex
 from colibri.nn.norm import RMSNorm
@@ -19,7 +21,7 @@ _LAYER_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention", "ful
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentMoEConfig(NoauxMoEConfig):
+class LatentMoEConfig(PairableConfig, NoauxMoEConfig):
     """`head_dim` says nothing here: heads of q and k are `qk_nope_head_dim + qk_rope_head_dim`."""
 
     kv_lora_rank: int
@@ -62,11 +64,6 @@ class LatentMoEConfig(NoauxMoEConfig):
     def head_width(self) -> int:
         """What rope rotates, and all of it; where nothing is rotated, the whole head."""
         return self.qk_rope_head_dim if self.rotates else self.qk_nope_head_dim
-
-    @property
-    def rope_pairing(self) -> Literal["half", "pair"]:
-        """`rope_interleave` pairs neighbours."""
-        return "pair" if self.rope_interleave else "half"
 
     @property
     def latent_norm(self) -> RMSNorm:
@@ -156,6 +153,29 @@ class SparseLatentMoEConfig(LatentMoEConfig):
             index=selection,
             latent_norm=self.latent_norm,
         )
+
+
+def latent_config(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of heads as GGUF files say them; those of older files count the heads themselves."""
+    width = keys.get("attention.key_length_mla") or keys.get("attention.key_length")
+    value = keys.get("attention.value_length_mla") or keys.get("attention.value_length")
+    rotated = keys.get("rope.dimension_count")
+    return {
+        "num_key_value_heads": config.get("num_attention_heads"),
+        "qk_nope_head_dim": width - rotated if width and rotated else None,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+    }
+
+
+def latent_gguf(when: Callable[[Keys], bool], **adapted: Any) -> Gguf:
+    """DeepSeek's architecture in GGUF files; `adapted` are further config values."""
+    return Gguf(
+        architecture="deepseek2",
+        when=when,
+        keys={"attention.key_length": "", "attention.head_count_kv": ""},
+        adapt=lambda keys, config: {**latent_config(keys, config), **adapted},
+    )
 
 
 def latent_layer(cfg: LatentMoEConfig, index: int) -> Layer:

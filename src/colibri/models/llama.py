@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from colibri.models.config import BaseConfig
+from colibri.models.config import PairableConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf, is_dense
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.sublayer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(PairableConfig):
     """Biases are off in every published checkpoint but those of relatives."""
 
     intermediate_size: int
@@ -32,6 +33,7 @@ FAMILY = Family(
     model_type="llama",
     config=Config,
     layer=layer,
+    gguf=(Gguf(architecture="llama", when=is_dense, pairs=True),),
     dialect="bare-json",
     tiny={
         "intermediate_size": 112,

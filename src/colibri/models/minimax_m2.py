@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from colibri.models.config import MoEConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import EXPERT_WIDTHS, Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
@@ -69,6 +70,7 @@ FAMILY = Family(
         (".mlp.gate.e_score", ".block_sparse_moe.e_score"),
         (".mlp.", ".block_sparse_moe."),
     ),
+    gguf=(Gguf(architecture="minimax-m2", keys=EXPERT_WIDTHS),),
     dialect="invoke-tags",
     tiny={
         "num_local_experts": 16,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from colibri.models.config import MoEConfig
+from colibri.models.config import MoEConfig, PairableConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf, has_experts
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
@@ -14,7 +15,7 @@ from colibri.nn.sublayer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MoEConfig):
+class Config(PairableConfig, MoEConfig):
     """`intermediate_size` is the width of one expert."""
 
     intermediate_size: int
@@ -47,6 +48,7 @@ FAMILY = Family(
     rename=((r"\.block_sparse_moe\.", ".mlp."),),
     spelling="w1w3w2",
     unrename=((".mlp.", ".block_sparse_moe."),),
+    gguf=(Gguf(architecture="llama", when=has_experts, pairs=True),),
     tiny={
         "num_local_experts": 8,
         "num_experts_per_tok": 2,

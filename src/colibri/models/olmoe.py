@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from colibri.models.config import MoEConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.moe import MoEFFN
 from colibri.nn.route import Route
@@ -43,6 +44,7 @@ FAMILY = Family(
     model_type="olmoe",
     config=Config,
     layer=layer,
+    gguf=(Gguf(architecture="olmoe"),),
     tiny={
         "num_experts": 16,
         "num_experts_per_tok": 4,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from colibri.models.config import StridedMoEConfig, WindowedConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
@@ -47,6 +48,7 @@ FAMILY = Family(
     config=Config,
     layer=layer,
     dialect="json-tags",
+    gguf=(Gguf(architecture="qwen2moe"),),
     tiny={
         "num_experts": 16,
         "num_experts_per_tok": 4,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from colibri.models.config import WindowedConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.sublayer import Layer
@@ -36,6 +37,7 @@ FAMILY = Family(
     config=Config,
     layer=layer,
     dialect="json-tags",
+    gguf=(Gguf(architecture="qwen3"),),
     tiny={
         "intermediate_size": 112,
         "head_dim": 32,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from colibri.models.config import StridedMoEConfig
 from colibri.models.family import Family
+from colibri.models.gguf_names import Gguf
 from colibri.nn.attention import GroupedQueryAttention
 from colibri.nn.ffn import DenseFFN
 from colibri.nn.moe import MoEFFN
@@ -52,6 +53,7 @@ FAMILY = Family(
     config=Config,
     layer=layer,
     dialect="json-tags",
+    gguf=(Gguf(architecture="qwen3moe", config={"norm_topk_prob": True}),),
     tiny={
         "num_experts": 16,
         "num_experts_per_tok": 4,

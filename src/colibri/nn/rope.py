@@ -24,6 +24,7 @@ _KEYS = {
     *("rope_type", "rope_theta", "partial_rotary_factor", "factor"),
     *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+    "frequency_factors",
     *("finetuned", "mrope_section", "mrope_interleaved"),  # without a meaning for text
 }
 
@@ -240,10 +241,24 @@ def _llama3(context: _Context) -> tuple[_Frequencies, float]:
     return (1 - smooth) * context.plain / factor + smooth * context.plain, 1.0
 
 
+def _factors(context: _Context) -> tuple[_Frequencies, float]:
+    """Each frequency has a divisor of its own, as GGUF files store Llama 3's scaling."""
+    found = context.parameters.get("frequency_factors")
+    count = context.rotary_dim // 2
+    given = found if isinstance(found, list) else []
+    numbers = all(isinstance(x, int | float) and 0 < x <= sys.float_info.max for x in given)
+    if not numbers or len(given) != count:
+        raise ConfigError(
+            f"config.json: rope_parameters.frequency_factors must be {count} positive numbers"
+        )
+    return context.plain / np.array(given, np.float64), 1.0
+
+
 _SCALINGS: dict[str, Callable[[_Context], tuple[_Frequencies, float]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "factors": _factors,
 }

@@ -220,7 +220,7 @@ async def tags(call: Call) -> ASGIApp:
 
 def _described(call: Call) -> dict[str, Any]:
     model = call.serving.model
-    files = list(model.directory.glob("*.safetensors"))
+    files = model.files
     written = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "name": model.name,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
-from colibri.checkpoint.config import read_config, with_model_type
-from colibri.checkpoint.index import check_directory
 from colibri.engine.messages import Loading
 from colibri.errors import SettingsError
 from colibri.llm.location import find_model
 from colibri.llm.service import engine_service
+from colibri.models.gguf import model_config
 from colibri.models.registry import family_of
 from colibri.server.running import Binding
 from colibri.server.served_model import ServedModel
@@ -32,10 +31,7 @@ def serving_of(
     """
     check_exposure(settings)
     directory = find_model(settings)
-    check_directory(directory)
-    config = read_config(directory / "config.json")
-    if settings.family is not None:
-        config = with_model_type(config, settings.family)
+    config = model_config(directory, settings.family)
     model = ServedModel.load(directory, settings.served_name, family_of(config).dialect)
     return Serving(
         model=model, engine=engine_service(settings, loading), limits=limits_of(settings)

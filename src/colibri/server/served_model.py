@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.checkpoint.config import read_config
+from colibri.checkpoint.gguf import gguf_of, parts_of, read_gguf
 from colibri.checkpoint.hub.names import title
 from colibri.errors import RequestError, TextError
 from colibri.llm.defaults import GenerationDefaults
@@ -34,8 +35,8 @@ class ServedModel:
         dialect: the syntax of its replies.
         defaults: of its generation_config.json.
         created: when its files were written, in seconds since 1970.
-        digest: SHA-256 of its config.json.
-        model_type: as its config.json says; empty where it says none.
+        digest: SHA-256 of its config.json, or of how its GGUF file begins.
+        model_type: as its config.json says, empty where it says none; a GGUF file's architecture.
     """
 
     directory: Path
@@ -62,6 +63,12 @@ class ServedModel:
         Raises:
             TextError, CheckpointError: a file is broken; the message names it.
         """
+        file = gguf_of(directory)
+        about = directory / "config.json" if file is None else file
+        if file is None:
+            model_type = str(read_config(about).get("model_type", ""))
+        else:
+            model_type = read_gguf(file).architecture
         tokenizer = Tokenizer.load(directory)
         template = None if tokenizer is None else ChatTemplate.load(directory)
         sources = () if template is None else template.sources.values()
@@ -72,10 +79,16 @@ class ServedModel:
             template=template,
             dialect=find_dialect(sources, dialect),
             defaults=GenerationDefaults.load(directory),
-            created=int((directory / "config.json").stat().st_mtime),
-            digest=hashlib.sha256((directory / "config.json").read_bytes()).hexdigest(),
-            model_type=str(read_config(directory / "config.json").get("model_type", "")),
+            created=int(about.stat().st_mtime),
+            digest=_digest(about),
+            model_type=model_type,
         )
+
+    @property
+    def files(self) -> list[Path]:
+        """Its weights."""
+        file = gguf_of(self.directory)
+        return sorted(self.directory.glob("*.safetensors")) if file is None else parts_of(file)
 
     @property
     def name(self) -> str:
@@ -250,3 +263,9 @@ def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         results.append({**name, **message})
     close()
     return ordered
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, or of the first megabyte of a larger one."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(1 << 20)).hexdigest()

@@ -53,14 +53,27 @@ def load_sentencepiece(path: Path, *, legacy: bool) -> Tokenizer:
     Raises:
         TextError: the file is broken or no BPE model.
     """
+    return build_sentencepiece(read_sentencepiece(path), path, legacy=legacy)
+
+
+def read_sentencepiece(path: Path) -> Model:
+    """What a `tokenizer.model` says.
+
+    Raises:
+        TextError: the file is broken or no BPE model.
+    """
     try:
-        model = _read_model(path.read_bytes(), path)
+        return _read_model(path.read_bytes(), path)
     except (ValueError, OSError, struct.error) as error:
         raise TextError(f"{path} is no SentencePiece model ({error})") from error
-    return _build(model, path, legacy=legacy)
 
 
-def _build(model: Model, path: Path, *, legacy: bool) -> Tokenizer:
+def build_sentencepiece(model: Model, path: Path, *, legacy: bool) -> Tokenizer:
+    """The tokenizer of a model whose parts are known; `path` is what messages name.
+
+    Raises:
+        TextError: a piece stands there twice.
+    """
     vocabulary = {piece.text: index for index, piece in enumerate(model.pieces)}
     if len(vocabulary) != len(model.pieces):
         raise TextError(f"{path}: a piece stands in the vocabulary twice")

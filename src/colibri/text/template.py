@@ -14,8 +14,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
+from colibri.checkpoint.gguf import gguf_of, read_gguf
 from colibri.errors import TextError
 from colibri.text.files import SideFiles, read_json
+from colibri.text.gguf_vocabulary import chat_templates, side_files
 
 Message = Mapping[str, Any]
 """One message of a chat: `role`, `content`, and what else the template reads."""
@@ -64,12 +66,20 @@ class ChatTemplate:
     def load(cls, directory: Path) -> ChatTemplate | None:
         """Read chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 
+        `directory` may also be a GGUF file, or hold one.
+
         Returns:
             The template, or None where the checkpoint has none.
 
         Raises:
             TextError: a file is broken, or the template is no valid jinja.
         """
+        if (file := gguf_of(directory)) is not None:
+            source = read_gguf(file)
+            found = chat_templates(source)
+            return (
+                cls(found, side_files(source).special_tokens(), where=str(file)) if found else None
+            )
         side = SideFiles.read(directory)
         for path, sources in (
             (directory / "chat_template.jinja", _read_plain(directory)),

@@ -11,9 +11,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from colibri.checkpoint.gguf import gguf_of, read_gguf
 from colibri.errors import RequestError, TextError
 from colibri.text.detokenizer import Detokenizer
 from colibri.text.files import SideFiles, find_vocabulary
+from colibri.text.gguf_vocabulary import has_vocabulary, load_gguf_vocabulary, side_files
 from colibri.text.spellings import ControlToken, Spellings
 from colibri.text.token_bytes import TokenBytes
 from colibri.text.vocabulary import load_vocabulary
@@ -52,14 +54,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer | None:
-        """Read the tokenizer of a checkpoint; None where the directory holds none.
+        """Read the tokenizer of a checkpoint; None where it holds none.
 
         `tokenizer.json` comes before `tokenizer.model`; tokenizer_config.json,
-        special_tokens_map.json and added_tokens.json complete either.
+        special_tokens_map.json and added_tokens.json complete either. `directory` may also be a
+        GGUF file, or hold one.
 
         Raises:
             TextError: a file is broken or of an unknown kind; the message names it.
         """
+        if (file := gguf_of(directory)) is not None:
+            source = read_gguf(file)
+            if not has_vocabulary(source):
+                return None
+            return cls(load_gguf_vocabulary(source), side_files(source), file)
         path = find_vocabulary(directory)
         if path is None:
             return None

@@ -73,6 +73,11 @@ def cached_name(directory: Path) -> RepoName | None:
 
 
 def title(directory: Path) -> str:
-    """What a model is called: its repository where it lies in the cache, else its directory."""
+    """What a model is called: its repository where it lies in the cache, else its directory.
+
+    Of a single file it is the file's name.
+    """
+    if directory.is_file():
+        return directory.stem
     cached = cached_name(directory)
     return directory.resolve().name if cached is None else cached.repo
