@@ -65,6 +65,12 @@ const char *colibri_isa_name(int32_t index) { return ISAS[index].name; }
 int32_t colibri_isa_runs(int32_t index) { return ISAS[index].runs(); }
 const colibri_table *colibri_isa_table(int32_t index) { return ISAS[index].table; }
 
+const colibri_table *colibri_best_table(void) {
+    int32_t best = 0;
+    while (!ISAS[best].runs()) best++; /* the last one always does */
+    return ISAS[best].table;
+}
+
 int64_t colibri_workspace_nbytes(const colibri_limits *limits) { return colibri_table_generic.workspace_nbytes(limits); }
 
 int32_t colibri_embed(colibri_context *ctx, const colibri_matrix *table, const int32_t *ids, int32_t rows, float *out) {

@@ -1,6 +1,7 @@
 /* The kernels, compiled once for each instruction set with -DISA=name. Only kern_vec.h knows which one it is. */
 #include "kern_attention.h"
 #include "kern_dense.h"
+#include "kern_encode.h"
 #include "kern_gated.h"
 #include "kern_latent.h"
 #include "kern_moe.h"
@@ -102,4 +103,5 @@ const colibri_table TABLE_NAME(ISA) = {
     .matmul_groups = matmul_groups,
     .read_streams = read_streams,
     .write_streams = write_streams,
+    .encode = encode,
 };

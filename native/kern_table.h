@@ -38,7 +38,11 @@ struct colibri_table {
     int32_t (*read_gated)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
     int32_t (*write_gated)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
     int32_t (*match_streams)(colibri_context *, const float *, const float *, int32_t, int32_t, int32_t, float *);
+    int32_t (*encode)(const colibri_packing *, const uint8_t *const *, uint8_t *);
 };
+
+/* That of the best instruction set that runs here. */
+const colibri_table *colibri_best_table(void);
 
 #define TABLE_NAME_OF(isa) colibri_table_##isa
 #define TABLE_NAME(isa) TABLE_NAME_OF(isa)

@@ -1,43 +1,12 @@
 /* Packing of abi_pack.cdef; the twin of formats/packing.py, bit for bit. */
 #include "colibri.h"
-#include "kern_math.h"
+#include "kern_table.h"
+#include "pack_items.h"
 #include "pack_blocks.h"
 
 #include <math.h>
 
-enum { ITEM_F32, ITEM_F16, ITEM_BF16, ITEM_E8M0, ITEM_E4M3, ITEM_NIBBLE, ITEM_BLOCK = 64 }; /* kinds of items, as in formats/packing.py */
-enum { LANES = 8 /* rows of a panel */, MOST_GROUP = 128, TILE = 16 };
-
-/* Files promise no alignment, hence the types. */
-typedef uint16_t __attribute__((aligned(1), may_alias)) loose16;
-typedef uint32_t __attribute__((aligned(1), may_alias)) loose32;
-
-static int64_t item_nbytes(int64_t kind) { return kind == ITEM_F32 ? 4 : kind == ITEM_F16 || kind == ITEM_BF16 ? 2 : 1; }
-
-static float e4m3_to_float(uint8_t code) {
-    const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
-    const float size = (code & 0x7f) == 0x7f ? float_of(0x7fc00000)
-                       : exponent == 0       ? (float)mantissa * 0x1p-9f
-                                             : float_of((exponent + 120) << 23 | mantissa << 20);
-    return code & 0x80 ? -size : size;
-}
-
-static float item_at(const uint8_t *p, int64_t kind) {
-    uint16_t half;
-    float single;
-    switch (kind) {
-    case ITEM_F32:
-        memcpy(&single, p, sizeof single);
-        return single;
-    case ITEM_E8M0:
-        return ue8m0_to_float(*p);
-    case ITEM_E4M3:
-        return e4m3_to_float(*p);
-    default:
-        memcpy(&half, p, sizeof half);
-        return kind == ITEM_F16 ? half_to_float(half) : bf16_to_float(half);
-    }
-}
+enum { LANES = 8 /* rows of a panel */, TILE = 16 };
 
 static int is_finite(float x) { return (bits_of(x) & 0x7f800000) != 0x7f800000; }
 
@@ -125,177 +94,6 @@ static void pack_panels(const colibri_packing *p, const uint8_t *const *pieces, 
     }
 }
 
-/* ---- Floats rounded to integer codes, as IntegerFormat.encode does it. */
-
-typedef struct {
-    const colibri_packing *p;
-    const uint8_t *items, *scales, *importance; /* NULL: none */
-} float_source;
-
-/* Row `row`, columns from `first` on, as floats; zeros from the last column or row on. */
-static void load_group(const float_source *s, int64_t row, int64_t first, float *x) {
-    const colibri_packing *p = s->p;
-    const colibri_items *items = &p->items;
-    const int64_t left = row < p->rows ? p->columns - first : 0, n = left < p->group ? left : p->group;
-    const uint8_t *from = s->items + row * items->row_step + first * items->column_step;
-    for (int64_t k = n > 0 ? n : 0; k < p->group; k++) x[k] = 0.0f;
-    if (items->kind == ITEM_BF16 && items->column_step == 2) { /* the usual case */
-        for (int64_t k = 0; k < n; k++) x[k] = bf16_to_float(((const loose16 *)from)[k]);
-    } else if (items->kind == ITEM_BF16) {
-        for (int64_t k = 0; k < n; k++) x[k] = item_at(from + k * items->column_step, ITEM_BF16);
-    } else {
-        for (int64_t k = 0; k < n; k++) x[k] = item_at(from + k * items->column_step, items->kind);
-    }
-    if (!s->scales || n <= 0) return;
-    const uint8_t *scales = s->scales + row / p->block_rows * p->scales.row_step;
-    for (int64_t k = 0; k < n; k++) x[k] *= item_at(scales + (first + k) / p->block_columns * p->scales.column_step, p->scales.kind);
-}
-
-/* Four floats at once: every instruction set has that. */
-typedef float four __attribute__((vector_size(16)));
-typedef int32_t four_ints __attribute__((vector_size(16)));
-
-static inline __attribute__((always_inline)) four load_four(const float *x) {
-    four v;
-    memcpy(&v, x, sizeof v);
-    return v;
-}
-
-static inline __attribute__((always_inline)) four chosen(four_ints mask, four a, four b) {
-    return (four)((mask & (four_ints)a) | (~mask & (four_ints)b));
-}
-
-/* x * inverse to the nearest code, as floats. */
-static inline __attribute__((always_inline)) four codes_of(four x, float inverse, float top) {
-    const four magic = {ROUND_MAGIC, ROUND_MAGIC, ROUND_MAGIC, ROUND_MAGIC};
-    const four least = {-top, -top, -top, -top}, most = {top - 1, top - 1, top - 1, top - 1};
-    const four q = (x * inverse + magic) - magic, above = chosen(q > least, q, least);
-    return chosen(above < most, above, most);
-}
-
-typedef struct {
-    const float *x, *importance; /* importance NULL: all alike */
-    int64_t group;
-    float top;
-} group_of;
-
-static float sum_of(four low, four high) {
-    return ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
-}
-
-/* What rounding by `scale` misses: sum w (q s - x)^2. */
-static inline __attribute__((always_inline)) float missed(const group_of *g, float scale, int weighed) {
-    const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
-    four low = {0}, high = {0};
-    for (int64_t k = 0; k < g->group; k += 8) {
-        const four a = load_four(g->x + k), b = load_four(g->x + k + 4);
-        const four first = codes_of(a, inverse, g->top) * scale - a, second = codes_of(b, inverse, g->top) * scale - b;
-        low += weighed ? load_four(g->importance + k) * (first * first) : first * first;
-        high += weighed ? load_four(g->importance + k + 4) * (second * second) : second * second;
-    }
-    return sum_of(low, high);
-}
-
-/* The scale that fits best to the codes which `scale` gives: sum w q x / sum w q q. */
-static inline __attribute__((always_inline)) float fitted(const group_of *g, float scale, int weighed) {
-    const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
-    four above[2] = {{0}, {0}}, below[2] = {{0}, {0}};
-    for (int64_t k = 0; k < g->group; k += 8) {
-        for (int64_t i = 0; i < 2; i++) {
-            const four x = load_four(g->x + k + 4 * i), q = codes_of(x, inverse, g->top);
-            above[i] += weighed ? load_four(g->importance + k + 4 * i) * (q * x) : q * x;
-            below[i] += weighed ? load_four(g->importance + k + 4 * i) * (q * q) : q * q;
-        }
-    }
-    const float wanted = sum_of(above[0], above[1]), by = sum_of(below[0], below[1]);
-    return by > 0 ? wanted / by : 0.0f;
-}
-
-typedef struct {
-    uint16_t scale;
-    float least;
-} found_scale;
-
-static inline __attribute__((always_inline)) void try_scale(const group_of *g, float wanted, int weighed, found_scale *best) {
-    const float largest = 65504.0f;
-    const uint16_t scale = float_to_half(wanted > largest ? largest : wanted < -largest ? -largest : wanted);
-    const float error = missed(g, half_to_float(scale), weighed);
-    if (error < best->least) best->least = error, best->scale = scale;
-}
-
-/* The scale of least error: among some that map the largest weight to another code, more of them where weights differ in
-   importance, and that which fits the codes of the best of these. */
-static inline __attribute__((always_inline)) uint16_t scale_of(const group_of *g, int weighed) {
-    const float top = g->top, few[6] = {-top, top - 1, -(top - 1), -(top - 0.5f), top - 0.5f, -(top + 0.5f)};
-    float extreme = g->x[0];
-    found_scale best = {0, INFINITY};
-    for (int64_t k = 1; k < g->group; k++) {
-        if (fabsf(g->x[k]) > fabsf(extreme)) extreme = g->x[k];
-    }
-    for (int i = 0; i < 6; i++) try_scale(g, extreme / few[i], weighed, &best);
-    for (int i = 0; weighed && i < 34; i++) {
-        const float divisor = top * (0.75f + (float)(i / 2) / 32.0f);
-        try_scale(g, extreme / (i % 2 ? divisor : -divisor), weighed, &best);
-    }
-    try_scale(g, fitted(g, half_to_float(best.scale), weighed), weighed, &best);
-    return best.scale;
-}
-
-static uint16_t best_scale(const group_of *g) { return g->importance ? scale_of(g, 1) : scale_of(g, 0); }
-
-/* Codes of one row's group, at `chunks` in steps of a chunk. */
-static void put_codes(const float *x, int64_t group, float inverse, float top, int64_t bits, uint8_t *chunks) {
-    for (int64_t k = 0; k < group; k += 8, chunks += LANES * bits) {
-        const four_ints low = __builtin_convertvector(codes_of(load_four(x + k), inverse, top), four_ints);
-        const four_ints high = __builtin_convertvector(codes_of(load_four(x + k + 4), inverse, top), four_ints);
-        for (int i = 0; i < 4; i++) {
-            if (bits == 4) chunks[i] = (uint8_t)((low[i] + 8) | (high[i] + 8) << 4);
-            else chunks[i] = (uint8_t)low[i], chunks[LANES * 4 + i] = (uint8_t)high[i];
-        }
-    }
-}
-
-/* How much each of the columns from `first` on matters; those behind the last do not. */
-static const float *load_importance(const float_source *s, int64_t first, float *to) {
-    if (!s->importance) return NULL;
-    const int64_t left = s->p->columns - first, n = left < s->p->group ? left : s->p->group;
-    memset(to, 0, (size_t)s->p->group * sizeof *to);
-    memcpy(to, s->importance + first * 4, (size_t)n * sizeof *to);
-    return to;
-}
-
-static int encode_panel(const float_source *s, int64_t first, uint8_t *out) {
-    const colibri_packing *p = s->p;
-    const int64_t groups = (p->columns + p->group - 1) / p->group;
-    const float top = (float)(1 << (p->bits - 1)), most = 65504.0f * top;
-    uint8_t *chunks = out + groups * LANES * 2;
-    for (int64_t g = 0; g < groups; g++) {
-        float x[MOST_GROUP], importance[MOST_GROUP];
-        const group_of group = {x, load_importance(s, g * p->group, importance), p->group, top};
-        for (int64_t lane = 0; lane < LANES; lane++) {
-            int bad = 0;
-            load_group(s, first + lane, g * p->group, x);
-            for (int64_t k = 0; k < p->group; k++) bad |= !(fabsf(x[k]) <= most);
-            if (bad) return 1;
-            const uint16_t scale = best_scale(&group);
-            const float wide = half_to_float(scale), inverse = wide == 0 ? 0.0f : 1.0f / wide;
-            memcpy(out + (g * LANES + lane) * 2, &scale, sizeof scale);
-            put_codes(x, p->group, inverse, top, p->bits, chunks + (g * p->group / 8 * p->bits * LANES) + lane * 4);
-        }
-    }
-    return 0;
-}
-
-static int encode(const colibri_packing *p, const uint8_t *const *pieces, uint8_t *out) {
-    const float_source s = {p, pieces[p->items.piece] + p->items.start,
-                            p->scales.piece < 0 ? NULL : pieces[p->scales.piece] + p->scales.start,
-                            p->importance < 0 ? NULL : pieces[p->importance]};
-    for (int64_t first = 0; first < p->rows; first += LANES, out += p->panel_stride) {
-        if (encode_panel(&s, first, out)) return 1;
-    }
-    return 0;
-}
-
 int32_t colibri_pack(const colibri_packing *p, const uint8_t *const *pieces, uint8_t *out) {
     const uint8_t *from = pieces[p->items.piece] + p->items.start;
     switch (p->kind) {
@@ -311,7 +109,7 @@ int32_t colibri_pack(const colibri_packing *p, const uint8_t *const *pieces, uin
         pack_blocks(p, p->items.kind - ITEM_BLOCK, from, out);
         return 0;
     default:
-        return encode(p, pieces, out);
+        return colibri_best_table()->encode(p, pieces, out);
     }
 }
 
