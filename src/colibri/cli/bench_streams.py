@@ -15,7 +15,13 @@ from colibri.cli.commands import Command
 from colibri.cli.options import JSON, KERNELS, READING, with_some
 from colibri.cli.progress import Reporter
 from colibri.errors import RequestError
-from colibri.lab import bench_decode, bench_disk, bench_prefill, bench_roofline
+from colibri.lab import (
+    bench_convert,
+    bench_decode,
+    bench_disk,
+    bench_prefill,
+    bench_roofline,
+)
 from colibri.lab.envelope import Envelope
 from colibri.lab.stream_bench import StreamBench
 from colibri.settings import Settings
@@ -58,6 +64,7 @@ def add_streams(app: typer.Typer) -> None:
         "roofline": (bench_roofline.bench_roofline, tuple(bench_roofline.FIGURES), _ROOFLINE),
     }
     app.command("disk", cls=Command)(with_some("model", *READING, notice=False)(disk))
+    app.command("convert", cls=Command)(with_some(*READING, notice=False)(convert))
     for name, (bench, figures, text) in benches.items():
         app.command(name, cls=Command)(
             with_some(*_SETTINGS, notice=False)(_command(bench, figures, text))
@@ -78,6 +85,22 @@ def disk(
     with Reporter() as reporter:
         envelope = bench_disk.bench_disk(_asked(quick, pairs=pairs), settings, reporter)
     report(envelope, as_object, disk_table(envelope))
+
+
+def convert(
+    *,
+    as_object: JSON = False,
+    quick: QUICK_STREAM = False,
+    pairs: ROUNDS = None,
+    settings: Settings,
+) -> None:
+    """Measure a conversion of bf16 to int4-g64 against reading and writing at the drive's rates.
+
+    Takes a model of 4 GB as a hub has them, made in the cache directory once.
+    """
+    with Reporter() as reporter:
+        envelope = bench_convert.bench_convert(_asked(quick, pairs=pairs), settings, reporter)
+    report(envelope, as_object, figures_table(envelope))
 
 
 _DECODE = """Measure decoding against what drive and memory allow.
