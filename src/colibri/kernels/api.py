@@ -199,7 +199,7 @@ class Batch:
     block_tables: Ints
     cells: Ints = field(default_factory=lambda: np.full(1, -1, np.int32))
 
-    def narrowed(self, keep: NDArray[np.bool_]) -> Batch:
+    def narrowed(self, keep: NDArray[np.bool_] | slice) -> Batch:
         """Rows `keep [T]` only, of the same sequences."""
         return replace(self, positions=self.positions[keep], members=self.members[keep])
 

@@ -161,6 +161,12 @@ class Blueprint:
     def _tied_head(self) -> tuple[str, ...]:
         return (re.escape(LM_HEAD),) if self.trunk.tied else ()
 
+    def array_floats(self, rows: int) -> int:
+        """Floats that the arrays of any one sublayer take in a step of so many rows."""
+        demands = [each.demand for place in self.places for each in place.layer.sublayers]
+        demands += [head.demand for head in self.heads]
+        return max(demand.array_floats(rows) for demand in demands)
+
     @property
     def demand(self) -> Demand:
         """The largest operands of any layer."""

@@ -12,6 +12,7 @@ from colibri.nn.relative import LogScaling, RelativeAttention
 from colibri.nn.route import Route
 
 SLIDING, DENSE = "hybrid_sliding", "dense"
+_MOST = 1 << 16  # heads or shared experts: a damaged count must not keep the loader busy
 _KINDS = {
     "layer_types": {SLIDING, "hybrid", "full_attention"},
     "mlp_layer_types": {DENSE, "sparse"},
@@ -58,7 +59,7 @@ class InklingConfig(MoEConfig):
         """Sizes are positive and fit each other; each layer has known kinds."""
         super().check()
         for key in ("n_shared_experts", "swa_num_attention_heads", "swa_num_key_value_heads"):
-            self.require(getattr(self, key) > 0, key, "must be positive")
+            self.require(0 < getattr(self, key) <= _MOST, key, f"must be 1 to {_MOST:,}")
         for key in ("swa_head_dim", "sliding_window_size", "rel_extent", "log_scaling_n_floor"):
             self.require(getattr(self, key) is None or getattr(self, key) > 0, key, "must be > 0")
         self.require(0 < self.d_rel <= 64, "d_rel", "must be 1 to 64")

@@ -147,7 +147,7 @@ class _Planner:
         self.chunk = min(memory.prefill_chunk, longest)
         limits = description.blueprint.limits(self.chunk + memory.max_sessions - 1)
         self.workspace = kernels.workspace_nbytes(limits) + _arrays_nbytes(
-            limits, description.blueprint.demand.array_width, memory.max_sessions
+            limits, description.blueprint.array_floats(limits.rows), memory.max_sessions
         )
         buffer = staging_nbytes(self.experts)
         self.staging = mapping_nbytes(num_buffers(buffer) * buffer)
@@ -292,10 +292,10 @@ class _Planner:
         )
 
 
-def _arrays_nbytes(limits: Limits, array_width: int, sessions: int) -> int:
+def _arrays_nbytes(limits: Limits, array_floats: int, sessions: int) -> int:
     """NumPy arrays of one step, and logits while one is sampled.
 
-    Rows are of hidden_size, and of `array_width` floats inside one sublayer.
+    Rows are of hidden_size; one sublayer at a time has arrays of its own.
     """
-    rows = 4 * limits.rows * (5 * limits.hidden_size + array_width)
-    return rows + (8 * 6 + 4 * (sessions - 1)) * limits.vocab_size
+    rows = 5 * limits.rows * limits.hidden_size + array_floats
+    return 4 * rows + (8 * 6 + 4 * (sessions - 1)) * limits.vocab_size

@@ -104,7 +104,7 @@ class BlockSparseAttention(Sublayer):
             index_per_block=entries_per_block(index.ratio),
         )
         arrays = width + self.hidden_size + 4 * index.rows + 3 * (index.budget + index.ratio)
-        return Demand(attention_width=max(width, index.rows), array_width=arrays, latent=limits)
+        return Demand(attention_width=max(width, index.rows), run_width=arrays, latent=limits)
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """Projections, norms of heads, those of the indexer."""
@@ -244,6 +244,10 @@ class BoundBlockSparseAttention(BoundSublayer):
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
+        for rows, run in step.runs():
+            self._run(run, x[rows], y[rows])
+
+    def _run(self, step: Step, x: Floats, y: Floats) -> None:
         kernels, batch = step.kernels, step.batch
         q, k, v, both = kernels.project(self.projections, x)
         selected = self.index.select(step, self.rope, both)

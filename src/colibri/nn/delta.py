@@ -93,7 +93,7 @@ class DeltaMixer(Sublayer):
     def demand(self) -> Demand:
         """The widest product; q, k, v, gate and outputs, some of them twice, as arrays."""
         width = 4 * self.keys + 6 * self.values + self.hidden_size
-        return Demand(attention_width=max(self.keys, self.values), array_width=width)
+        return Demand(attention_width=max(self.keys, self.values), run_width=width)
 
     def norm_parameters(self, prefix: str) -> list[Parameter]:
         """Of the input."""
@@ -298,6 +298,10 @@ class BoundDelta(BoundSublayer):
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
+        for rows, run in step.runs():
+            self._run(run, x[rows], y[rows])
+
+    def _run(self, step: Step, x: Floats, y: Floats) -> None:
         kernels, batch = step.kernels, step.batch
         found = self.operands(kernels, x)
         for conv, rows, state in zip(self.convs, found.convolved, self.conv_states, strict=True):

@@ -161,7 +161,7 @@ class NGramEmbedding(Sublayer):
     def demand(self) -> Demand:
         """The widest product; rows of the table, keys, streams and results as arrays."""
         arrays = 4 * self.columns + self.hidden_size + 4 * self.width + 8 * self.hash.num_heads
-        return Demand(attention_width=max(self.columns, self.width), array_width=arrays)
+        return Demand(attention_width=max(self.columns, self.width), run_width=arrays)
 
     def parameters(self, prefix: str) -> list[Parameter]:
         """Projections, norms, filter, and the table, which is not loaded."""
@@ -231,6 +231,10 @@ class BoundNGramEmbedding(BoundSublayer):
         Raises:
             ReadError: the disk failed for a row of the table.
         """
+        for rows, run in step.runs():
+            self._run(run, x[rows], y[rows])
+
+    def _run(self, step: Step, x: Floats, y: Floats) -> None:
         kernels, layer, num = step.kernels, self.layer, self.layer.num_streams
         found = self.table.rows(self._rows(step.ids, step.batch)).reshape(len(x), -1)
         key, value = kernels.project(self.projections, found)

@@ -173,7 +173,7 @@ class CompressedAttention(Sublayer):
         top_k = 0 if index is None else index.top_k
         return Demand(
             attention_width=self.width,
-            array_width=arrays + 9 * self.head_dim + 5 * dim + 2 * self.q_rank + top_k,
+            run_width=arrays + 9 * self.head_dim + 5 * dim + 2 * self.q_rank + top_k,
             latent=limits,
         )
 
@@ -323,6 +323,10 @@ class BoundCompressedAttention(BoundSublayer):
 
     def step(self, step: Step, x: Floats, y: Floats) -> None:
         """See `BoundSublayer.step`."""
+        for rows, run in step.runs():
+            self._run(run, x[rows], y[rows])
+
+    def _run(self, step: Step, x: Floats, y: Floats) -> None:
         kernels, batch, rope = step.kernels, step.batch, step.rope(self.rope)
         low, key, *rest = kernels.project(self.first, x)
         q, *index_q = kernels.project(self.second, low)

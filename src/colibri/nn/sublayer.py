@@ -24,6 +24,7 @@ Turn: TypeAlias = tuple[Ints | None, Batch]  # rows [R] (None: all), and their b
 LookAhead: TypeAlias = Callable[[int, Ints], None]  # layer, experts leased for it
 
 NOTHING: Ints = np.empty(0, np.int32)
+RUN_ROWS = 128  # of a step that sublayers with wide arrays compute at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,22 @@ class Step:
     _tables: dict[tuple[float, ...], RopeTable] = field(default_factory=dict)
     _selections: dict[tuple[int, int], Ints] = field(default_factory=dict)
     _turns: dict[Ring, Sequence[Turn]] = field(default_factory=dict)
+    _runs: list[tuple[slice, Step]] = field(default_factory=list)
+
+    def runs(self) -> Sequence[tuple[slice, Step]]:
+        """The rows in order, so many at a time, each run as a step of its own.
+
+        What a row finds depends on no row behind it, so that no bit does on the runs; arrays of a
+        sublayer then take the room of a run. What such steps select stands for the layers after.
+        """
+        count = len(self.ids)
+        if not self._runs and count <= RUN_ROWS:
+            self._runs.append((slice(None), self))
+        for first in range(0, 0 if self._runs else count, RUN_ROWS):
+            rows = slice(first, first + RUN_ROWS)
+            batch = self.batch.narrowed(rows)
+            self._runs.append((rows, Step(self.kernels, self.store, batch, self.ids[rows])))
+        return self._runs
 
     def turns(self, ring: Ring | None) -> Sequence[Turn]:
         """The rows that attend together, in order: all at once, unless keys lie in a ring."""
@@ -103,6 +120,7 @@ class Demand:
 
     Attributes:
         array_width: floats that the sublayer's own arrays take for each row of a step.
+        run_width: the same for each row of a run (`Step.runs`).
     """
 
     attention_width: int = 0
@@ -110,7 +128,12 @@ class Demand:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     array_width: int = 0
+    run_width: int = 0
     latent: LatentLimits = NO_LATENTS
+
+    def array_floats(self, rows: int) -> int:
+        """Floats that the sublayer's own arrays take in a step of so many rows."""
+        return rows * self.array_width + min(rows, RUN_ROWS) * self.run_width
 
     @classmethod
     def largest(cls, demands: Iterable[Demand]) -> Demand:

@@ -196,7 +196,9 @@ def test_interleaved_is_another_order_of_rows(kernels: str) -> None:
     x, batch = np.random.default_rng(2).standard_normal((9, 24), np.float32), rows([0] * 9, [0])
     wanted = run(kernels, bound(GDN, separate), x, batch)
     found = run(kernels, bound(NEXT, DrawnWeights(NEXT, given)), x, batch)
-    np.testing.assert_array_equal(found, wanted)
+    if kernels == "native":
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(found, wanted, atol=2e-6)  # BLAS may sum rows by their place
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -240,4 +242,4 @@ def test_demand_covers_the_products(name: str) -> None:
         if p.name.endswith(("o_proj.weight", "out_proj.weight"))
     )
     assert mixer.demand.attention_width >= columns
-    assert mixer.demand.array_width > 0
+    assert mixer.demand.run_width > 0
