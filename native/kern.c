@@ -37,7 +37,8 @@ static void exp_all(const float *x, float *out, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = exp_f32(x[i]);
 }
 
-typedef uint64_t __attribute__((may_alias, aligned(1), vector_size(64))) words; /* eight: a line */
+typedef uint64_t eight_words __attribute__((vector_size(64)));        /* a line */
+typedef eight_words words __attribute__((may_alias, aligned(1))); /* wherever it begins */
 enum { READ_STREAMS = 8, STREAM_LINES = 128, READ_LINES = READ_STREAMS * STREAM_LINES /* 64 KiB at a time */ };
 
 typedef struct {

@@ -12,7 +12,15 @@ from colibri.formats import FORMATS
 from colibri.kernels import cpus, library, make_kernels, why_reference
 from colibri.kernels.api import Activations, Matrix
 from colibri.kernels.native import NativeKernels, instruction_sets
-from tests.kernels.builders import LIMITS, assert_same_bits, gaussian, generator, matrix, native
+from tests.kernels.builders import (
+    LIMITS,
+    assert_same_bits,
+    gaussian,
+    generator,
+    matrix,
+    native,
+    variants,
+)
 
 M: Matrix = matrix(generator(1), FORMATS["int4-g64"], 257, 130)
 X = gaussian(generator(2), 3, 130)
@@ -29,6 +37,13 @@ def test_many_jobs_on_more_threads_than_processors() -> None:
     kernels = kernels_of(5)
     for _ in range(300):
         assert_same_bits(kernels.matmul(M, X), wanted)
+
+
+def test_reading_meets_every_word_whatever_the_instruction_set() -> None:
+    data = generator(3).integers(0, 256, 300_011, np.uint8)
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    for kernels in variants("int16"):
+        assert kernels.read_sum(data) == int(words.sum(dtype=np.uint64))
 
 
 def test_two_engines_at_once() -> None:
