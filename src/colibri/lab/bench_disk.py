@@ -47,7 +47,7 @@ def bench_disk(bench: StreamBench, settings: Settings, progress: Progress) -> En
     rates, device, engine = _rates(prepared, bench, ways, progress)
     model_bytes = files_bytes(prepared.directory)
     rows = [_row(way, column, model_bytes) for way, column in zip(ways, rates.T, strict=True)]
-    chosen = choose(ways, np.median(rates, axis=0).tolist())
+    chosen = choose(ways, np.median(rates, axis=0).tolist(), int(experts.nbytes.sum(axis=2).max()))
     cache = prepared.settings.reader.cache
     if cache is not None and is_measurable(experts):
         remember(cache, reading_key(experts, np.zeros(1, np.int64)), chosen)
@@ -95,11 +95,15 @@ def _rates(
     return rates, given, asked
 
 
-def choose(ways: Sequence[Reading], rates: Sequence[float]) -> Reading:
-    """The fastest, or the default where that is hardly slower."""
-    speeds = dict(zip(ways, rates, strict=True))
-    best = max(ways, key=lambda way: speeds[way])
-    usual = Reading()
+def choose(ways: Sequence[Reading], rates: Sequence[float], record_nbytes: int) -> Reading:
+    """The fastest, or the default where that is hardly slower.
+
+    A step often waits for a single record: blocks larger than the default's are for records that
+    keep all threads busy with them, as in the engine's own measurement.
+    """
+    speeds, usual = dict(zip(ways, rates, strict=True)), Reading()
+    fit = [w for w in ways if w.block <= usual.block or w.block * w.threads <= record_nbytes]
+    best = max(fit, key=lambda way: speeds[way])
     if usual in speeds and speeds[best] < _BETTER * speeds[usual]:
         best = usual
     return replace(best, bytes_per_s=round(speeds[best]))

@@ -12,6 +12,7 @@ from colibri.lab.rig import Stretch
 from colibri.lab.routed import token_ids
 from colibri.lab.stream_bench import SHARE, Run, traffic
 from colibri.lab.worker import Worker
+from colibri.memory.pressure import floor_of
 from colibri.models.plan import Plan
 
 _MARGIN = 96 << 20  # libraries, and what the kernel counts beside the plan
@@ -83,7 +84,7 @@ def _measured(run: Run, stack: ExitStack) -> Figure:
 
 
 def needed(run: Run) -> int:
-    """Memory of the engine with its slots, as its plan has it."""
+    """Memory of the engine with its slots, as its plan has it, and what it leaves free."""
     with Worker(
         run.settings,
         token_ids(run.trace()),
@@ -92,4 +93,5 @@ def needed(run: Run) -> int:
         expert_slots=SHARE,
     ) as worker:
         plan: Plan = worker.ask("plan")
-    return plan.budget_bytes - plan.spare_bytes + _MARGIN
+    room = plan.budget_bytes - plan.spare_bytes + _MARGIN
+    return room + floor_of(room)  # with less it would give slots back

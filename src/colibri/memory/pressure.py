@@ -86,14 +86,18 @@ def sample_memory(root: Path = Path("/")) -> MemorySample:
     return MemorySample(min(rooms, default=None), max(stalls), hits)
 
 
+def floor_of(available: int) -> int:
+    """Bytes that stay free where so many are `available` at the start."""
+    return min(max(available // _FLOOR_SHARE, _LEAST_FLOOR), _MOST_FLOOR)
+
+
 def watch_memory(store: WatchedStore) -> Watch:
     """Watch memory for a store from now on, before each of its steps and while it is idle.
 
     What stays free is 1/40 of what is available now, 64 to 512 MiB: half of what a plan reserves.
     """
     available = sample_memory().available or 0
-    floor = min(max(available // _FLOOR_SHARE, _LEAST_FLOOR), _MOST_FLOOR)
-    pressure = Pressure(store, floor)
+    pressure = Pressure(store, floor_of(available))
     store.between_tokens = pressure.poll
     return Watch(pressure)
 
