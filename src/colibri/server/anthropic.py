@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from colibri.server.anthropic_messages import (
+    ContextManagement,
     SystemBlock,
     ThinkingConfig,
     Tool,
@@ -80,14 +81,15 @@ class MessagesBody(CountBody, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: str | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = None
 
     def check(self) -> None:
         """Refuse what is known and not supported."""
         only("container", self.container)
         only("mcp_servers", self.mcp_servers, [])
-        for index, edit in enumerate((self.context_management or {}).get("edits") or ()):
+        managed = self.context_management
+        for index, edit in enumerate((managed.edits if managed else None) or ()):
             kept = {"type": "clear_thinking_20251015", "keep": "all"}  # nothing is to be cleared
             only(f"context_management.edits[{index}]", edit, kept)
         if self.max_tokens < 1:

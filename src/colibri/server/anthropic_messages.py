@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -61,6 +60,12 @@ class Format(Open):
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
+
+
+class ContextManagement(Open):
+    """What may be cleared of a conversation."""
+
+    edits: list[dict[str, Any]] | None = None
 
 
 class OutputConfig(Body):
@@ -195,10 +200,12 @@ def _result(block: dict[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(id, str):
         raise FieldError(f"{place}.tool_use_id", "must be a text")
     if isinstance(content, list):
-        parts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+        blocks = convert(content, list[dict[str, Any]], f"{place}.content")
+        parts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(blocks)]
         content = "\n".join(parts)
-    if not isinstance(content, str):
-        content = json.dumps(content)
+    if not isinstance(content, str | None):
+        raise FieldError(f"{place}.content", "must be a text or a list of blocks")
+    content = content or ""
     if block.get("is_error"):
         content = f"Error: {content}"
     return {"role": "tool", "tool_call_id": id, "content": content}

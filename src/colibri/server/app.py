@@ -48,7 +48,7 @@ def create_app(serving: Serving) -> ASGIApp:
     routes = [
         Route(
             prefix + path.path,
-            Endpoint(serving, path.handler, envelope_of(path.path)),
+            Endpoint(path.template, serving, path.handler, envelope_of(path.path)),
             methods=[path.method],
         )
         for path in (*PATHS, *ABOUT)

@@ -50,7 +50,29 @@ def parse(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         found = type(value).__name__
         raise Problem(400, f"the body holds a {found}, not an object", None, "invalid_json")
+    if b"\\u" in raw:  # nothing else can spell half a letter
+        _check_text(value)
     return value
+
+
+def _check_text(value: object) -> None:
+    """Refuse half of a surrogate pair, wherever it stands."""
+    waiting: list[tuple[str, object]] = [("", value)]
+    while waiting:
+        place, found = waiting.pop()
+        match found:
+            case dict():
+                if not all(map(_is_text, found)):
+                    raise FieldError(place or "body", "has a key that is no valid Unicode")
+                waiting += [(f"{place}.{key}" if place else key, v) for key, v in found.items()]
+            case list():
+                waiting += [(f"{place}[{i}]", v) for i, v in enumerate(found)]
+            case str() if not _is_text(found):
+                raise FieldError(place, "is no valid Unicode: half of a surrogate pair")
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def convert(value: object, kind: type[T], place: str = "") -> T:

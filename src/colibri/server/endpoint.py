@@ -28,7 +28,9 @@ class Endpoint:
     leaves, at whatever moment, cancels the task, and with it what the engine computes for it.
     """
 
-    def __init__(self, serving: Serving, handler: Handler, envelope: Envelope) -> None:
+    def __init__(self, path: str, serving: Serving, handler: Handler, envelope: Envelope) -> None:
+        """`path` is what answers are counted under: as it is declared, not as it was asked."""
+        self._path = path
         self._serving = serving
         self._handler = handler
         self._envelope = envelope
@@ -42,7 +44,7 @@ class Endpoint:
             await self._answer(scope, receive, outcome)
         finally:
             counters.in_flight -= 1
-            counters.answers[scope["path"], outcome.status] += 1
+            counters.answers[self._path, outcome.status] += 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: _Outcome) -> None:
         try:

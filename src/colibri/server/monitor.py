@@ -18,7 +18,11 @@ from colibri.errors import EngineDiedError
 from colibri.memory.budget import process_rss
 from colibri.server.serving import Call, Serving
 
-_GAUGES = {"rss_bytes", "peak_rss_bytes", "ram_budget_bytes"}
+_GAUGES = {
+    *("num_running", "num_waiting", "num_prefixes", "num_unsaved", "kv_blocks", "kv_free_blocks"),
+    *("rss_bytes", "peak_rss_bytes", "ram_budget_bytes"),
+}
+"""Figures that fall too; all others only grow."""
 
 
 async def health(call: Call) -> ASGIApp:

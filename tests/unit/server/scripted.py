@@ -21,7 +21,7 @@ from colibri.engine.messages import Done, Event, Finished, Logprobs, Prefill, Re
 from colibri.engine.metrics import Metrics
 from colibri.engine.request import FinishReason, GenerateRequest, SamplingParams
 from colibri.engine.service import Health
-from colibri.errors import ColibriError, ContextLengthError
+from colibri.errors import ColibriError, ContextLengthError, RequestError
 from colibri.server.running import Binding, Server
 from colibri.server.served_model import ServedModel
 from colibri.server.serving import Limits, Serving
@@ -34,6 +34,7 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BOS, EOS, SYSTEM, USER, ASSISTANT, TOOL, THINK, END_THINK, CALL, END_CALL = range(256, 266)
 VOCAB = 300
 CONTEXT = 512
+MOST_REPLIES = 8
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>"
@@ -252,6 +253,8 @@ class ScriptedService:
         room = CONTEXT - len(request.prompt)
         if room < (1 if request.params.max_tokens is None else request.params.max_tokens):
             raise ContextLengthError(f"the prompt has {len(request.prompt)} tokens, too many")
+        if request.n > MOST_REPLIES:
+            raise RequestError(f"n is {request.n}, but {MOST_REPLIES} are computed together")
         if request.constraint is not None:
             self.constraints(request.constraint)
         self.requests.append(request)

@@ -102,7 +102,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> st
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(convert(content, list[dict[str, Any]], place)):
         kind = part.get("type")
         if kind not in ("text", "input_text", "output_text", "refusal"):
             message = f"is {kind!r}: this model reads text only"

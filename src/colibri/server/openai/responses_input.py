@@ -97,7 +97,8 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], place: str) -> No
             id = _text(item, "call_id", place)
             messages.append({"role": "tool", "tool_call_id": id, "content": output})
         case "reasoning":
-            parts = item.get("content") or item.get("summary") or []
+            key = "content" if item.get("content") else "summary"
+            parts = convert(item.get(key) or [], list[dict[str, Any]], f"{place}.{key}")
             thought = "".join(str(part.get("text", "")) for part in parts)
             turn = {"role": "assistant", "content": ""}
             if thought:
