@@ -34,7 +34,8 @@ test: $(VENV)/.dev native suite ## install what the tests need and run the fast 
 check: $(VENV)/.dev native lint $(SUITE) ## format, lint, types, layers, then the fast tests
 
 clients: $(VENV)/.dev ## install further clients and try them against the server
-	$(PIP) install 'langchain-openai>=0.3' 'litellm>=1.60' 'schemathesis>=4.3'
+	$(PIP) install 'langchain-openai>=0.3' 'litellm>=1.60' 'schemathesis>=4.3' \
+	  'llm>=0.27' 'huggingface-hub>=0.30'
 	$(PYTEST) -m slow tests/unit/server/test_other_clients.py tests/unit/server/test_schemathesis.py
 
 native: $(VENV)/.dev ## build the kernels in place (build/meson, linked into src/colibri)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -51,12 +50,54 @@ except litellm.NotFoundError as error:
 else:
     raise AssertionError("another model was served")
 """
+LLM = """
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["LLM_USER_PATH"] = folder = tempfile.mkdtemp()
+model = {"model_id": "colibri", "model_name": "scripted", "api_base": sys.argv[1] + "/v1"}
+model |= {"supports_schema": True, "supports_tools": True}
+Path(folder, "extra-openai-models.yaml").write_text(json.dumps([model]))  # which is YAML too
 
 
-@pytest.mark.parametrize("script", [LANGCHAIN, LITELLM], ids=["langchain", "litellm"])
-def test_scripts(server: Running, script: str) -> None:
-    replies: list[Any] = ["hi 🦜", "hi 🦜", CALL]
-    server.service.replies = replies
+def llm(*arguments):
+    command = [sys.executable, "-m", "llm", "-m", "colibri", "--key", "none", *arguments, "q"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+assert llm() == "hi 🦜"
+assert llm("--no-stream") == "hi 🦜"
+assert list(json.loads(llm("--schema", "name str"))) == ["name"]
+"""
+HUGGING_FACE = """
+import sys
+from huggingface_hub import InferenceClient
+
+client = InferenceClient(base_url=sys.argv[1] + "/v1", api_key="none")
+ask = [{"role": "user", "content": "q"}]
+assert client.chat_completion(ask, model="scripted").choices[0].message.content == "hi 🦜"
+parts = client.chat_completion(ask, model="scripted", stream=True)
+assert "".join(part.choices[0].delta.content or "" for part in parts) == "hi 🦜"
+schema = {"type": "object", "properties": {}}
+function = {"name": "weather", "description": "d", "parameters": schema}
+reply = client.chat_completion(
+    ask, model="scripted", tools=[{"type": "function", "function": function}]
+)
+assert reply.choices[0].message.tool_calls[0].function.name == "weather"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [(LANGCHAIN, CALL), (LITELLM, CALL), (LLM, '{"name": "x"}'), (HUGGING_FACE, CALL)],
+    ids=["langchain", "litellm", "llm", "hugging-face"],
+)
+def test_scripts(server: Running, script: str, last: str) -> None:
+    server.service.replies = ["hi 🦜", "hi 🦜", last]
     result = subprocess.run(
         [sys.executable, "-c", script, server.url], capture_output=True, text=True, check=False,
         timeout=120,
