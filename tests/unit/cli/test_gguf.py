@@ -46,6 +46,12 @@ def coli(*arguments: object) -> Result:
     return result
 
 
+def test_doctor(file: Path) -> None:
+    found = CliRunner().invoke(app, ["doctor", str(file), "--json"], prog_name="coli").stdout
+    assert "fetch its files again" not in found
+    assert f"coli convert {file} model-container --experts keep" in found
+
+
 def test_info_plan_and_verify(file: Path) -> None:
     assert json.loads(coli("info", file, "--json").stdout)["family"] == FAMILY.model_type
     assert json.loads(coli("plan", file, "--json").stdout)["kv_format"] == "f16"

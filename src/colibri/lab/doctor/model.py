@@ -56,7 +56,7 @@ def model_findings(
 
 def check_text(description: Description) -> Iterator[Finding]:
     """Tokenizer and chat template."""
-    directory = description.checkpoint.directory
+    directory = description.checkpoint.place
     try:
         tokenizer = Tokenizer.load(directory)
         template = None if tokenizer is None else ChatTemplate.load(directory)
@@ -93,12 +93,15 @@ def check_layout(description: Description) -> Iterator[Finding]:
     if not len(index.layers) or description.checkpoint.container is not None:
         return
     pieces = int((index.file >= 0).sum(axis=2).max())
-    directory = description.checkpoint.directory
+    place = description.checkpoint.place
+    keeps = any(part.format.is_coded for layer in index.layers for part in layer.parts)
     yield note(
         "layout",
         f"as published: {pieces} reads an expert",
-        "it runs as it is; a container reads each expert at once, and int4 reads a fourth of bf16",
-        f"coli convert {directory} {directory.name}-int4",
+        "it runs as it is; a container reads each expert at once"
+        + ("" if keeps else ", and int4 reads a fourth of bf16"),
+        f"coli convert {place} {place.stem if place.is_file() else place.name}"
+        + ("-container --experts keep" if keeps else "-int4"),
     )
 
 
