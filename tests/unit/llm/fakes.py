@@ -127,7 +127,7 @@ def make_llm(
         description=cast(
             Any,
             SimpleNamespace(
-                checkpoint=SimpleNamespace(directory=directory),
+                checkpoint=SimpleNamespace(directory=directory, place=directory),
                 blueprint=SimpleNamespace(config=config, family=SimpleNamespace(dialect=None)),
                 rounded={},
             ),
