@@ -89,8 +89,11 @@ static void fp8_rows(const uint8_t *data, int64_t N, int64_t K, int64_t block, i
                      float *out, int64_t ld) {
     const uint8_t *scales = data + fp8_scales_at(N, K) + first / block * ((K + block - 1) / block) * 4, *w = data + first * K;
 #if WIDEN_FIRST
-    if (n == 1) fp8_direct_rows(w, scales, block, rows, x[0], K, out);
-    else widened_fp8_rows(w, scales, block, rows, x, n, K, out, ld);
+    if (n >= WIDENED_FROM) {
+        widened_fp8_rows(w, scales, block, rows, x, n, K, out, ld);
+        return;
+    }
+    for (; n > 0; n--, x++, out += ld) fp8_direct_rows(w, scales, block, rows, x[0], K, out);
 #else
     for (; n >= TILE_TOKENS; n -= TILE_TOKENS, x += TILE_TOKENS, out += TILE_TOKENS * ld) {
         fp8_rows_n(2, TILE_TOKENS, w, scales, block, rows, x, K, out, ld);

@@ -12,7 +12,7 @@ enum {
     APART = WIDENED + 16, /* floats from row to row: no power of two, for the sake of caches */
     MOST_ROWS = 8,
     MOST_INPUTS = 8,
-    WIDENED_FROM = 4, /* inputs of bf16, f16 and f32: fewer are done in registers alone */
+    WIDENED_FROM = 4, /* inputs: fewer are done in registers alone */
 };
 
 typedef float widened_sums[16]; /* of one row and one input */
