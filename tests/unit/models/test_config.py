@@ -268,7 +268,7 @@ def test_spellings_of_the_number_of_experts(family: Family, alias: str) -> None:
 
 @each_family
 def test_theta_in_either_spelling(family: Family) -> None:
-    old = family.tiny_config(rope_theta=5e5, rope_scaling=None)
+    old = family.tiny_config(rope_theta=5e5, rope_scaling={"rope_type": "default"})
     new = {k: v for k, v in old.items() if k not in ("rope_theta", "rope_scaling")}
     new["rope_parameters"] = {"rope_theta": 5e5, "rope_type": "default"}
     found = [family.config.read(normalize(config)).rope.key for config in (old, new)]

@@ -99,7 +99,7 @@ def test_a_client_that_takes_nothing_is_given_up(tmp_path: Path) -> None:
         server.service.replies = ["x" * CONTEXT]
         endpoint = ENDPOINTS[0]
         # More than the system buffers: megabytes of log probabilities.
-        much = {"stream": True, "n": 12, "logprobs": True, "top_logprobs": 20}
+        much = {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
         body = json.dumps({**endpoint.body("q"), **much}).encode()
         head = f"POST {endpoint.path} HTTP/1.1\r\nHost: localhost\r\n"
         url = urlsplit(server.url)
