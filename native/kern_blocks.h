@@ -76,6 +76,12 @@ INLINE vf8 vf8_block_minima(int format, const uint8_t *panel, int64_t groups, in
 #define PANELS_OF_V 2
 #define OF_PANELS(f, ...) vf16_two(f(__VA_ARGS__, panels[0], groups, g), f(__VA_ARGS__, panels[1], groups, g))
 #include "kern_blocks_tile.h"
+#undef V
+#undef VI
+#undef VIOP
+#undef VF
+#undef VFOP
+#undef PANELS_OF_V
 #undef OF_PANELS
 #endif
 

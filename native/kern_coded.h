@@ -50,6 +50,12 @@ INLINE asking asking_of(const uint8_t *const *panels, int num, int64_t panel_nby
 #define VFOP(name) vf16_##name
 #define PANELS_OF_V 2
 #include "kern_coded_tile.h"
+#undef V
+#undef VI
+#undef VIOP
+#undef VF
+#undef VFOP
+#undef PANELS_OF_V
 #endif
 
 /* out[n][8]: one panel times n <= 8 coded inputs. */
